@@ -19,6 +19,7 @@ from trainkit.tune.config import FailureConfig as FailureConfig
 from trainkit.tune.config import RunConfig as RunConfig
 from trainkit.tune.config import SyncConfig as SyncConfig
 from trainkit.tune.core.checkpoint import Checkpoint as Checkpoint
+from trainkit.tune.core.checkpoint import temporary_folder as temporary_folder
 from trainkit.tune.core.resources import ScalingConfig as ScalingConfig
 from trainkit.tune.results.result import Result as Result
 from trainkit.tune.trial.context import get_checkpoint as get_checkpoint

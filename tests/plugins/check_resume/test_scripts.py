@@ -58,6 +58,15 @@ def test_a_script_that_resumes_exactly_raises_no_alarm(
 
 
 @pytest.mark.slow
+def test_a_kill_before_the_first_checkpoint_is_complete_raises_no_alarm(tmp_path: Path) -> None:
+    report = check(tmp_path, "--steps", "12", "--kill-at", "4", "operator_trainer.py", "itself", code=0)
+    assert report["exact"] is True
+    *before, last = [kill["resumed_at"] for kill in report["kills"]]
+    assert last in (3, 4)
+    assert before in ([], [0])
+
+
+@pytest.mark.slow
 def test_a_short_script_that_reads_files_arguments_and_its_input(tmp_path: Path) -> None:
     (tmp_path / "rows.txt").write_text("1 2\n3 4\n5 6\n")
     (tmp_path / "config.json").write_text('{"lr": 0.01}')

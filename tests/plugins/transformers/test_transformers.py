@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,69 @@ def test_low_rank_updates_train_as_under_torchrun(launched: Any, tmp_path: Path)
     folder = Path(result.checkpoint.path, "checkpoint")
     assert (folder / "adapter_model.safetensors").exists()
     assert not (folder / "model.safetensors").exists()
+
+
+GLOBAL = 12
+
+
+def by_steps(config: dict[str, Any]) -> None:
+    """Train with checkpoints within epochs, and note the words of each batch and the weights."""
+    rank, workers = train.get_context().get_world_rank(), train.get_context().get_world_size()
+    folder = Path(config["folder"])
+
+    def together(samples: list[Any]) -> dict[str, Any]:
+        with (folder / f"rank{rank}").open("a") as file:
+            file.write(f"{[each['input_ids'].tolist() for each in samples]}\n")
+        return {name: library_loops.torch.stack([each[name] for each in samples]) for name in samples[0]}
+
+    torch.manual_seed(0)
+    arguments = {
+        "per_device_train_batch_size": GLOBAL // workers,
+        "num_train_epochs": 2,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "eval_strategy": "no",
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "dataloader_num_workers": config.get("processes", 0),
+    }
+    made = library_loops.transformers_trainer(
+        config,
+        library_loops.tiny_bert(),
+        arguments=arguments,
+        train_dataset=library_loops.Sentences(60, 1),
+        data_collator=together,
+    )
+    path = library_loops.resumed_from()
+    made.train(resume_from_checkpoint=None if path is None else os.path.join(path, "checkpoint"))
+    weights = [parameter.detach().tolist() for parameter in made.model.parameters()]
+    if rank == 0:
+        torch.save(weights, folder / "weights")
+
+
+def global_batches(folder: Path) -> list[list[Any]]:
+    """Return the sorted samples of each step, over all workers."""
+    parts = [map(json.loads, path.read_text().splitlines()) for path in folder.glob("rank*")]
+    return [sorted(sample for part in step for sample in part) for step in zip(*parts, strict=True)]
+
+
+def test_checkpoints_by_steps_continue_with_the_next_batch_on_any_number_of_workers(tmp_path: Path) -> None:
+    def run(name: str, workers: int, **more: Any) -> Any:
+        folder = tmp_path / name
+        folder.mkdir()
+        return folder, trainer(by_steps, tmp_path, {"folder": str(folder)}, workers=workers, **more).fit()
+
+    whole, result = run("whole", 2)
+    epochs = [report["epoch"] for _, report in result.best_checkpoints]
+    assert epochs == [0.4, 0.8, 1.2, 1.6, 2.0]
+    steps = global_batches(whole)
+    for workers, number in ((2, 0), (3, 2), (1, 3)):
+        begun = result.best_checkpoints[number][0]
+        folder, rest = run(f"on{workers}", workers, resume_from_checkpoint=begun)
+        assert global_batches(folder) == steps[2 * (number + 1) :]
+        assert rest.metrics["epoch"] == 2
+        if workers == 2:
+            assert torch.load(folder / "weights") == torch.load(whole / "weights")
 
 
 def of_shards(config: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trainkit import settings
 from trainkit.plugins.check_resume import recorder
@@ -102,23 +103,21 @@ class Script:
             settings.RESULTS_DIR: str(folder / "results"),
         }
 
-    async def attempt(
-        self, folder: Path, *, stop: int, workers: str, kill: bool, weights: Mapping[str, int]
-    ) -> Outcome:
-        """Run the command until it has made step `stop`, or ends.
+    async def attempt(self, folder: Path, plan: Mapping[str, Any], *, workers: str, kill: bool) -> Outcome:
+        """Run the command until it has made the planned step, or ends.
 
         Args:
             folder: working folder; an attempt resumes where the previous one in this folder was killed.
-            stop: number of the last step, counted from the start of the training.
+            plan: number of the last step ("stop"), counted from the start of the training; seconds until the
+                signal ("hold_s"); numbers of the undisturbed steps, by their weights ("weights").
             workers: number of workers, as a text.
             kill: True: end the attempt by SIGKILL, whatever signal the script is checked with.
-            weights: number of the undisturbed step that begins with these weights.
 
         Raises:
             CheckError: the attempt did not end in time.
         """
         records = Path(tempfile.mkdtemp(prefix="records-", dir=self._scratch))
-        plan = {"stop": stop, "signal": "SIGKILL" if kill else self._signal, "weights": weights}
+        plan = {**plan, "signal": "SIGKILL" if kill else self._signal}
         (records / "plan.json").write_text(json.dumps(plan))
         output = records / "output"
         in_time = True
@@ -148,7 +147,7 @@ class Script:
         last = "\n".join(output.read_text(errors="replace").splitlines()[-_SHOWN_LINES:])
         if not in_time:
             raise CheckError(
-                f"the command did not end or reach step {stop} within {self._timeout_s:g} s: pass "
+                f"the command did not end or reach step {plan['stop']} within {self._timeout_s:g} s: pass "
                 f"fewer --steps or a longer --timeout. Its last lines:\n{last}"
             )
         return Outcome(read(records), (records / "stopped").exists(), code, last)

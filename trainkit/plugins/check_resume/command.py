@@ -23,6 +23,8 @@ from trainkit.plugins.check_resume.comparison import ADVICE, Finding
 from trainkit.plugins.check_resume.records import CheckError, Ranks
 
 _EXACT, _DIFFERS, _FAILED, _TERMINATED = 0, 1, 2, 143
+_HOLD_S = 5.0
+"""Seconds between the last step and the kill, if earlier kills came before the first checkpoint."""
 _SIGNALS = ("KILL", "TERM", "INT", "HUP", "USR1", "USR2")
 _BROKEN = """the script failed without a kill, exit code {}:
 {}
@@ -54,10 +56,16 @@ class CheckResume(Command):
         parser.add_argument("--link", action="append", default=[], metavar="PATH", help=text)
         for name, kind, default, metavar, text in (
             ("steps", int, 20, "N", "optimizer steps to compare (default: 20)"),
-            ("kills", int, 2, "N", "number of kills, after random steps (default: 2)"),
+            ("kills", int, 2, "N", "kills after random steps, on the first number of workers (default: 2)"),
             ("kill-at", _numbers, None, "N,N", "kill after these steps instead"),
             ("seed", int, 0, "N", "seed of the random steps (default: 0)"),
-            ("workers", _numbers, None, "N,N", "values of {workers}: the first, then others to resume on"),
+            (
+                "workers",
+                _numbers,
+                None,
+                "N,N",
+                "values of {workers}: the first, then others that resume after the first kill",
+            ),
             ("tolerance", float, 1e-3, "X", "relative, on other numbers of workers (default: 0.001)"),
             ("timeout", float, 600.0, "S", "seconds for each run of the command (default: 600)"),
             ("jobs", int, 2, "N", "runs of the command at the same time (default: 2)"),
@@ -179,6 +187,10 @@ class Check:
         for (folder, _), chain, count in zip(attempts, chains, workers, strict=True):
             await self._resume(folder, chain, count)
         if not report.findings and not any(kill.resumed_at for kill in report.kills):
+            # A checkpoint that is written in the background may not have been complete.
+            folder, _ = await self._begin(kills[-1], hold_s=_HOLD_S)
+            await self._resume(folder, kills[-1:], workers[0])
+        if not report.findings and not any(kill.resumed_at for kill in report.kills):
             what = "the script began again from the first step after every kill, at last after step"
             report.findings = [Finding("began again", kills[-1], 0, f"{what} {kills[-1]}")]
         return report
@@ -195,12 +207,11 @@ class Check:
             )
         return kills
 
-    async def _begin(self, stop: int, kill: bool = False) -> tuple[Path, Ranks]:
+    async def _begin(self, stop: int, *, kill: bool = False, hold_s: float = 0) -> tuple[Path, Ranks]:
         """Run the script from its start to step `stop` in a new folder."""
         folder = self._script.working_folder()
-        outcome = await self._script.attempt(
-            folder, stop=stop, workers=self._script.workers[0], kill=kill, weights={}
-        )
+        plan = {"stop": stop, "hold_s": hold_s, "weights": {}}
+        outcome = await self._script.attempt(folder, plan, workers=self._script.workers[0], kill=kill)
         if outcome.code and not outcome.stopped:
             raise CheckError(_BROKEN.format(outcome.code, outcome.output))
         if not outcome.ranks:
@@ -214,9 +225,8 @@ class Check:
         known = {"".join(step.weights): number for number, step in numbered}
         for kill, stop in pairwise([*kills, total]):
             if not self._report.findings:
-                outcome = await self._script.attempt(
-                    folder, stop=stop, workers=workers, kill=stop == total, weights=known
-                )
+                plan = {"stop": stop, "hold_s": 0, "weights": known}
+                outcome = await self._script.attempt(folder, plan, workers=workers, kill=stop == total)
                 self._judge(outcome, kill, stop)
 
     def _judge(self, outcome: Outcome, kill: int, stop: int) -> None:

@@ -19,6 +19,7 @@ import os
 import random
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,7 @@ class Recorder:
 
     def _stop(self) -> None:
         """Send the planned signal: SIGKILL to all processes of the attempt, others to its first process."""
+        time.sleep(self._plan["hold_s"])
         (self._folder / "stopped").touch()
         number = signal.Signals[self._plan["signal"]]
         if number == signal.SIGKILL:

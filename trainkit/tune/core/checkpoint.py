@@ -140,8 +140,14 @@ CHECKPOINT_FOLDER = re.compile(r"checkpoint_\d{6,}|\.checkpoint_\d{6,}\.partial"
 
 
 @contextmanager
-def temporary_folder(prefix: str) -> Iterator[str]:
-    """Yield a temporary folder; if the calling actor is killed, the session's cleanup removes the folder."""
+def temporary_folder(prefix: str = "trainkit_") -> Iterator[str]:
+    """Yield a temporary folder, which is also removed if the calling worker or trial is killed.
+
+    The session removes the folder of a killed process; `tempfile.TemporaryDirectory` would leave it.
+
+    Args:
+        prefix: first letters of the folder's name.
+    """
     engine = runtime.session.running()
     # Checkpoints are large, and the session's own folder may be on a small RAM disk, so the system's default
     # folder for temporary files is used.

@@ -1,12 +1,13 @@
-"""An operator's trainer that saves after each epoch."""
+"""An operator's trainer that saves after each epoch, or, with an argument, by itself in the background."""
 
 import os
+import sys
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainkit.train import TorchTrainer, TrainingOperator
+from trainkit.train import CheckpointConfig, TorchTrainer, TrainingOperator
 
 
 class Line(TrainingOperator):
@@ -19,11 +20,15 @@ class Line(TrainingOperator):
         self.register_data(train_loader=DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 6, shuffle=True))
 
 
-with TorchTrainer(training_operator_cls=Line, num_workers=2, use_gpu=False) as trainer:
-    epoch = 0
+itself = {"checkpoint_dir": "checkpoints", "checkpoint_config": CheckpointConfig(every_steps=3)}
+with TorchTrainer(
+    training_operator_cls=Line, num_workers=2, use_gpu=False, **itself if sys.argv[1:] else {}
+) as trainer:
+    epoch = trainer.epoch
     if os.path.exists("saved"):
         trainer.load("saved")
         epoch = trainer.state_dict()["epoch"]
     for _ in range(epoch, 4):
         trainer.train()
-        trainer.save("saved")
+        if not sys.argv[1:]:
+            trainer.save("saved")
