@@ -107,8 +107,6 @@ class ScriptOptions:
                 f"the CPUs of a rank must be more than 0, not {each:g}; its GPUs, restarts and timeout "
                 f"must be 0 or more, not {gpus:g}, {more['max_restarts']} and {more['shutdown_s']:g}"
             )
-        if each * ranks > devices.cpu_count():
-            say(f"{ranks} ranks share {devices.cpu_count()} CPUs, though they need {each * ranks:g}")
         bundle = {"CPU": float(each), "GPU": gpus}
         return cls(command=tuple(command), num_workers=ranks, bundle=bundle, sees_own_gpus=gpus > 0, **more)
 
