@@ -83,7 +83,7 @@ class OperatorTrainer:
         )
         if self._checkpoints is not None:
             try:
-                self._checkpoints.resume(self.load, self._workers.progress)
+                self._checkpoints.resume(self.load, self._workers.progress, self._update_scheduler)
             except BaseException:
                 self._workers.close(force=True)
                 raise
@@ -210,6 +210,11 @@ class OperatorTrainer:
     @without_frames
     def update_scheduler(self, metric: float) -> None:
         """Step all schedulers with `metric`, which `ReduceLROnPlateau` needs."""
+        self._update_scheduler(metric)
+        if self._checkpoints is not None:
+            self._checkpoints.note_update(self._workers.progress(), metric)
+
+    def _update_scheduler(self, metric: float) -> None:
         self._workers.run(
             Call("step_schedulers", (metric,), Effect.REPEATABLE, alike=True, name="update_scheduler")
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ from tests.suites.engine_calls import CallSuite
 from tests.suites.engine_placement import PlacementSuite
 from tests.suites.engine_retries import RetrySuite
 from tests.suites.engine_state import StateSuite
+from tests.train.checkpoint.test_automatic_checkpoints import STEPS, saved, trainer, weights
+from tests.train.workers.test_recovery import identical
 from trainkit.errors import ConfigError, ObjectLostError, WorkerDiedError
 from trainkit.plugins.testing.engine import Suite
 
@@ -48,6 +51,19 @@ class OnRay(Suite):
     @classmethod
     def session(cls) -> None:
         assert trainkit.is_initialized()
+
+
+def test_a_trainer_saves_by_steps_and_continues(tmp_path: Path) -> None:
+    """Workers on Ray pause at the same step, though they share no memory with the trainer."""
+    with trainer(tmp_path, keep={"every_steps": 4}) as first:
+        first.train()
+        expected = first.state_dict()
+    assert [*saved(tmp_path).values()] == [(0, 4), (0, 8), (1, STEPS)]
+    shutil.rmtree(tmp_path / "checkpoints" / "checkpoint_000002")
+    with trainer(tmp_path, keep={"every_steps": 4}) as second:
+        assert (second.epoch, second.global_step) == (0, 8)
+        assert second.train()["batch_count"] == STEPS
+        assert identical(weights(second.state_dict()), weights(expected))
 
 
 class TestRayPlacement(OnRay, PlacementSuite):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.conftest import eventually
 from tests.runtime.local.programs import Programs
@@ -36,7 +37,7 @@ def trainer(folder: Path, operator: type[TrainingOperator] = Noted, **options: A
     keep = options.pop("keep", {})
     arguments = {"num_workers": 2, "num_cpus_per_worker": 0.2, **options}
     if issubclass(operator, Noted):
-        arguments["scheduler_step_freq"] = "batch"
+        arguments.setdefault("scheduler_step_freq", "batch")
     return TorchTrainer(
         training_operator_cls=operator,
         config=config,
@@ -100,6 +101,28 @@ def test_steps_count_batches_though_gradients_are_accumulated(tmp_path: Path) ->
         gang.train()
     # The optimizer steps after batches 2, 4, 6, 8 and 9: the first of them at or after 3, 6 and 9.
     assert [*saved(tmp_path).values()] == [(0, 4), (0, 6), (1, STEPS)]
+
+
+class OnPlateau(TrainingOperator):
+    def setup(self, config: dict[str, Any]) -> None:
+        model = nn.Linear(3, 1).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+        self.register(models=model, optimizers=optimizer, criterion=nn.MSELoss(), schedulers=plateau)
+        self.register_data(train_loader=[(torch.ones(2, 3).double(), torch.ones(2, 1).double())])
+
+
+@pytest.mark.usefixtures("runtime")
+def test_updates_of_schedulers_after_a_checkpoint_are_repeated(tmp_path: Path) -> None:
+    with trainer(tmp_path, OnPlateau, num_workers=1, scheduler_step_freq="manual") as first:
+        first.train()
+        for loss in (1, 2.0, torch.tensor(3.0)):
+            first.update_scheduler(loss)
+        expected = first.state_dict()
+    for _ in range(2):  # reading them changes nothing
+        with trainer(tmp_path, OnPlateau, num_workers=1, scheduler_step_freq="manual") as second:
+            assert identical(second.state_dict(), expected)
+    assert expected["optimizers"][0]["param_groups"][0]["lr"] == pytest.approx(0.05 / 4)
 
 
 class Waiting(Noted):

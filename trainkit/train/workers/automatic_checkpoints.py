@@ -34,6 +34,7 @@ from trainkit.train.workers.recovery import Snapshot, waiting_save_text
 log = logging.getLogger(__name__)
 
 _METRICS = "metrics.json"
+_UPDATES = "update_scheduler()"
 _NAME = re.compile(r"checkpoint_(\d{6,})")
 
 Progress = tuple[int, int]
@@ -121,9 +122,13 @@ class CheckpointFolder:
         """Return True if `checkpoint` was written at the end of an epoch."""
         return checkpoint.name in self._metrics
 
+    def updates(self, checkpoint: Path) -> list[float]:
+        """Return the metrics that `update_scheduler` has received since `checkpoint` was written."""
+        return list(self._metrics.get(checkpoint.name, {}).get(_UPDATES, ()))
+
     def note(self, checkpoint: Path, metrics: Mapping[str, Any]) -> None:
         """Add metrics of the epoch after which `checkpoint` was written; forget deleted checkpoints."""
-        numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
+        numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float, list))}
         known = {checkpoint.name, *(each.name for each in self.complete())}
         held = {name: each for name, each in self._metrics.items() if name in known}
         self._metrics = {**held, checkpoint.name: {**held.get(checkpoint.name, {}), **numbers}}
@@ -285,8 +290,6 @@ class AutomaticCheckpoints:
             self._saves.wait()
         with self._saves.logged():
             last = self._last
-            if snapshot.repeated:
-                log.warning("update_scheduler() is not saved (finished epochs: %d, steps: %d)", *progress)
             if progress < last.progress or not snapshot.is_whole:
                 log.warning(
                     "no later state than the last checkpoint is saved (finished epochs: %d, steps: %d)",
@@ -331,6 +334,14 @@ class AutomaticCheckpoints:
                 self._folder.note(self._last.path, metrics)
             self._warn_without_score()
 
+    def note_update(self, progress: Progress, metric: float) -> None:
+        """Add a call of `update_scheduler` to the checkpoint of an epoch's end that has this progress."""
+        last = self._last
+        if last.path is not None and last.progress == progress and self._folder.has_metrics(last.path):
+            with self._saves.logged():
+                updates = [*self._folder.updates(last.path), float(metric)]
+                self._folder.note(last.path, {_UPDATES: updates})
+
     def _warn_without_score(self) -> None:
         """Warn if the last checkpoint of an epoch's end has no score."""
         path, name = self._last.path, self._config.checkpoint_score_attribute
@@ -351,8 +362,8 @@ class AutomaticCheckpoints:
         if late or self._multiples(global_step - 1) > 0:
             self._warn(
                 f"{'every_s' if late else 'every_steps'}: no checkpoint was written within the epoch, "
-                "because the workers can't save this loop or data there; checkpoints are written at the end "
-                "of each epoch"
+                "because the workers can't save this loop or data there (your own train_epoch must increase "
+                "self.global_step after each batch); checkpoints are written at the end of each epoch"
             )
 
     def _warn(self, text: str) -> None:
@@ -368,12 +379,18 @@ class AutomaticCheckpoints:
         finally:
             self._folder.close()
 
-    def resume(self, load: Callable[[Path], None], progress: Callable[[], Progress]) -> None:
+    def resume(
+        self,
+        load: Callable[[Path], None],
+        progress: Callable[[], Progress],
+        update_scheduler: Callable[[float], None],
+    ) -> None:
         """Lock the folder and load the newest checkpoint; if it is damaged, load the one before and warn.
 
         Args:
             load: function that loads a checkpoint into the workers.
             progress: function that returns the workers' progress.
+            update_scheduler: function that steps the schedulers with a metric.
 
         Raises:
             CheckpointError: another trainer uses the folder, a checkpoint does not fit the registered
@@ -390,6 +407,8 @@ class AutomaticCheckpoints:
                 damaged[path] = found
                 continue
             self._last = _Place(progress(), path, within_epoch=not self._folder.has_metrics(path))
+            for metric in self._folder.updates(path):
+                update_scheduler(metric)
             for bad, reason in damaged.items():
                 log.warning(
                     "%s; %s is loaded instead, and %s is kept as %s", reason, path, bad, set_aside(bad)
