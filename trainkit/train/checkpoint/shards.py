@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
@@ -216,9 +216,6 @@ class _Reader(FileSystemReader):
 
 class _Unpickler(pickle.Unpickler):
     """Unpickler that refuses all classes that an index of tensors does not need."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        super().__init__(stream)
 
     def find_class(self, module: str, name: str) -> Any:
         if name in _CLASSES.get(module, ()):

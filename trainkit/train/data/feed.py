@@ -6,7 +6,6 @@ and then through the epoch's iterator (step/epoch.py). On a GPU, the prefetcher'
 
 from __future__ import annotations
 
-import copy
 import itertools
 import logging
 import math
@@ -46,6 +45,7 @@ from trainkit.train.data.sharding import (
     provisional_weight,
     sampler_of,
     sharded_loader,
+    with_attributes,
 )
 from trainkit.train.data.streams import SharedStreamLoader
 from trainkit.train.distributed.observers import Timed
@@ -85,12 +85,7 @@ def gathering(loader: Any) -> Any:
     plain = type(dataset) is TensorDataset and all(map(_is_plain, dataset.tensors))
     if not plain or loader.collate_fn is not default_collate:
         return loader
-    clone = copy.copy(loader)
-    # A DataLoader refuses a new data set, because an iterator may already read the old one. The copy made
-    # here has no iterator, so its data set can be changed.
-    object.__setattr__(clone, "dataset", _Gathered(loader.dataset))
-    clone.collate_fn = lambda batch: batch
-    return clone
+    return with_attributes(loader, dataset=_Gathered(loader.dataset), collate_fn=lambda batch: batch)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -9,7 +9,6 @@ Source: https://docs.pytorch.org/docs/stable/notes/cuda.html (streams; use pinne
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from trainkit.errors import ConfigError
+from trainkit.train.data.sharding import with_attributes
 from trainkit.train.distributed.tensors import channels_last, map_tensors, to_device
 
 _NO_MORE: Any = object()
@@ -33,11 +33,8 @@ def pinned(loader: Any, device: torch.device) -> Any:
         return loader
     if loader.pin_memory or loader.num_workers == 0:
         return loader
-    clone = copy.copy(loader)
-    clone.pin_memory = True
     # The user may still need the worker processes of `loader`, so the copy starts its own processes.
-    clone._iterator = None
-    return clone
+    return with_attributes(loader, pin_memory=True)
 
 
 class DevicePrefetcher:

@@ -87,9 +87,6 @@ class DataParallelGroup(ProcessGroup):
         """Return the `value` of the first worker of each row."""
         return self._group.gather_values(value)[:: self._model_ways]
 
-    def all_true(self, flag: bool) -> bool:
-        return self._group.all_true(flag)
-
     def broadcast_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
         self._group.broadcast_tensors(tensors)
 

@@ -77,10 +77,6 @@ class ProcessGroup:
         """Return every worker's `value`, by rank: containers of plain values and tensors on the CPU."""
         return [value]
 
-    def all_true(self, flag: bool) -> bool:
-        """Return True if `flag` is true on every worker."""
-        return flag
-
     def broadcast_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
         """Overwrite `tensors` with worker 0's values."""
 
@@ -144,11 +140,6 @@ class TorchProcessGroup(ProcessGroup):
         gathered: list[Any] = [None] * self.world_size
         dist.all_gather_object(gathered, value)
         return gathered
-
-    def all_true(self, flag: bool) -> bool:
-        answer = torch.tensor([int(flag)])
-        dist.all_reduce(answer, op=dist.ReduceOp.MIN)
-        return bool(answer)
 
     def broadcast_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
         for tensor in tensors:

@@ -24,7 +24,7 @@ from torch.distributed.tensor.experimental._attention import context_parallel_un
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainkit.errors import ConfigError
-from trainkit.train.distributed.mesh import CONTEXT, DATA, data_parallel_group, make_mesh
+from trainkit.train.distributed.mesh import CONTEXT
 from trainkit.train.distributed.tensors import map_tensors, tensors_in
 from trainkit.train.strategies.base import (
     Criterion,
@@ -34,7 +34,7 @@ from trainkit.train.strategies.base import (
     Place,
     Strategy,
 )
-from trainkit.train.strategies.gradients import GradientAverage
+from trainkit.train.strategies.gradients import AveragingStrategy, GradientAverage
 from trainkit.train.strategies.sharded import refuse_ddps_arguments
 
 _KERNELS = {
@@ -86,19 +86,14 @@ class ContextParallel(ModelDegree):
         return ContextParallelStrategy(self.for_workers(place.group.world_size), place)
 
 
-class ContextParallelStrategy(Strategy):
+class ContextParallelStrategy(AveragingStrategy):
     """Context parallelism, seen from one worker; workers in a row of the mesh share their sequences."""
 
     averages = True
 
     def __init__(self, spec: ContextParallel, place: Place) -> None:
-        super().__init__(place)
-        self.data = data_parallel_group(place.group, spec.model_ways)
+        super().__init__(place, CONTEXT, spec.model_ways)
         self._spec = spec
-        ways = {DATA: self.data.world_size, CONTEXT: spec.model_ways}
-        self._mesh = make_mesh(place.group, ways, self.devices[0])
-        self._averages: list[GradientAverage] = []
-        self._buffers: list[torch.Tensor] = []
 
     def place(self, models: Models, optimizers: Optimizers, ddp_args: Mapping[str, Any]) -> list[nn.Module]:
         refuse_ddps_arguments("ContextParallel", ddp_args, wrap=self._place.wrap)
@@ -149,24 +144,6 @@ class ContextParallelStrategy(Strategy):
 
     def backward(self, loss: torch.Tensor) -> NoReturn:
         raise ConfigError(_NOT_ALONE)
-
-    def sync_gradients(self, now: bool) -> None:
-        for average in self._averages:
-            average.active = now
-
-    @contextmanager
-    def evaluation(self) -> Iterator[None]:
-        # Statistics in buffers, such as batch norm's, differ between workers. For evaluation, all use worker
-        # 0's.
-        self.group.broadcast_tensors(self._buffers)
-        yield
-
-    def leave(self) -> None:
-        for average in self._averages:
-            average.leave()
-        for held in (self._averages, self._buffers):
-            held.clear()
-        super().leave()
 
     @contextmanager
     def _in_parts(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +18,9 @@ from torch.autograd import Variable
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
+from trainkit.train.distributed.mesh import DATA, data_parallel_group, make_mesh
 from trainkit.train.distributed.tensors import local
+from trainkit.train.strategies.base import Place, Strategy
 
 
 def settle_gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -205,6 +208,44 @@ class GradientAverage:
             self._backward = backward
             engine: Any = Variable._execution_engine
             engine.queue_callback(lambda: average_gradients(self._parameters, self._group))
+
+
+class AveragingStrategy(Strategy):
+    """Base class of strategies whose workers form a grid: each row holds a copy of the model together.
+
+    Args:
+        place: devices, process group and settings of this worker.
+        dimension: name of the mesh dimension whose workers hold one copy together.
+        ways: number of workers in this dimension.
+    """
+
+    def __init__(self, place: Place, dimension: str, ways: int) -> None:
+        super().__init__(place)
+        self.data = data_parallel_group(place.group, ways)
+        self._mesh = make_mesh(place.group, {DATA: self.data.world_size, dimension: ways}, self.devices[0])
+        self._averages: list[GradientAverage] = []
+        self._buffers: list[torch.Tensor] = []
+
+    def sync_gradients(self, now: bool) -> None:
+        for average in self._averages:
+            average.active = now
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        # Batch norm statistics differ between workers. For evaluation, all use worker 0's, as with DDP.
+        if self.averages:
+            self.group.broadcast_tensors(self._buffers)
+        try:
+            yield
+        finally:
+            self.reshard()
+
+    def leave(self) -> None:
+        for average in self._averages:
+            average.leave()
+        self._averages.clear()
+        self._buffers.clear()
+        super().leave()
 
 
 def average_gradients(parameters: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:

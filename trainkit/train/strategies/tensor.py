@@ -11,7 +11,6 @@ https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -22,11 +21,10 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from trainkit.errors import ConfigError
-from trainkit.train.distributed.mesh import DATA, MODEL, data_parallel_group, make_mesh
+from trainkit.train.distributed.mesh import DATA, MODEL
 from trainkit.train.strategies import gradients
 from trainkit.train.strategies.base import ModelDegree, Models, Optimizers, Place, StepSettings, Strategy
 from trainkit.train.strategies.blocks import chosen_blocks
-from trainkit.train.strategies.gradients import GradientAverage
 from trainkit.train.strategies.modules import compile_in_place
 from trainkit.train.strategies.sharded import (
     ShardedStrategy,
@@ -84,19 +82,14 @@ class TensorParallel(ModelDegree):
         return TensorParallelStrategy(self.for_workers(place.group.world_size), place)
 
 
-class TensorParallelStrategy(ShardedStrategy):
+class TensorParallelStrategy(gradients.AveragingStrategy, ShardedStrategy):
     """Tensor parallelism, seen from one worker; workers in a row of the mesh train on the same samples."""
 
     def __init__(self, spec: TensorParallel, place: Place) -> None:
-        super().__init__(place)
-        self.data = data_parallel_group(place.group, spec.model_ways)
+        super().__init__(place, MODEL, spec.model_ways)
         self.averages = self.data.world_size > 1
         self._spec = spec
-        ways = {DATA: self.data.world_size, MODEL: spec.model_ways}
-        self._mesh = make_mesh(place.group, ways, self.devices[0])
         self.meets_in_forward = self.averages and spec.data == "shard"
-        self._buffers: list[torch.Tensor] = []
-        self._averages: list[GradientAverage] = []
         self._sharded: list[FSDPModule] = []
 
     def place(self, models: Models, optimizers: Optimizers, ddp_args: Mapping[str, Any]) -> list[nn.Module]:
@@ -137,7 +130,7 @@ class TensorParallelStrategy(ShardedStrategy):
         """Keep the copies of `model` equal: average their gradients, or shard the parameters with FSDP2."""
         copies = self._mesh[DATA]
         if self._spec.data == "replicate":
-            self._averages.append(GradientAverage(model.parameters(), copies.get_group()))
+            self._averages.append(gradients.GradientAverage(model.parameters(), copies.get_group()))
             return
         try:
             for part in (*blocks, model):
@@ -146,8 +139,7 @@ class TensorParallelStrategy(ShardedStrategy):
             raise ConfigError(f'data="shard" can\'t shard this model: {error}') from error
 
     def sync_gradients(self, now: bool) -> None:
-        for average in self._averages:
-            average.active = now
+        super().sync_gradients(now)
         for part in self._sharded:
             part.set_requires_gradient_sync(now)
 
@@ -157,25 +149,12 @@ class TensorParallelStrategy(ShardedStrategy):
     def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
         return gradients.clip(parameters, max_norm, self.devices[0])
 
-    @contextmanager
-    def evaluation(self) -> Iterator[None]:
-        # Batch norm statistics differ between copies. For evaluation, all use worker 0's, as with DDP.
-        if self.averages:
-            self.group.broadcast_tensors(self._buffers)
-        try:
-            yield
-        finally:
-            self.reshard()
-
     def reshard(self) -> None:
         for part in self._sharded:
             part.reshard()
 
     def leave(self) -> None:
-        for average in self._averages:
-            average.leave()
-        for held in (self._averages, self._sharded, self._buffers):
-            held.clear()
+        self._sharded.clear()
         super().leave()
 
 

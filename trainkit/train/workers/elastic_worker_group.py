@@ -499,11 +499,8 @@ class ElasticWorkerGroup:
         self._placement.give_back()
 
     def _call(self, call: Call) -> list[Any]:
-        if call.first:
-            return self._group.call_first(call.method, *call.args)
-        return self._group.call(
-            call.method, *call.args, in_step=call.in_step, alike=call.alike, pausable=call.pausable
-        )
+        how = {"first": call.first, "in_step": call.in_step, "alike": call.alike, "pausable": call.pausable}
+        return self._group.call(call.method, *call.args, **how)
 
     def _keeps_nothing(self) -> bool:
         """Return True if no snapshots are taken, because the only worker is in this process."""

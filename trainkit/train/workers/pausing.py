@@ -65,6 +65,19 @@ def interval_s(cost_s: float) -> float:
     return max(LEAST_S, cost_s / SHARE)
 
 
+class _Cell:
+    """Descriptor of one of the numbers of a `PausePage`."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def __get__(self, page: PausePage, owner: type[PausePage]) -> int:
+        return page.cells[self._index]
+
+    def __set__(self, page: PausePage, value: int) -> None:
+        page.cells[self._index] = value
+
+
 class PausePage:
     """Memory that the trainer and its workers on one machine share: a request, and the step of a pause.
 
@@ -79,52 +92,18 @@ class PausePage:
             memory = mmap.mmap(descriptor, mmap.PAGESIZE)
         finally:
             os.close(descriptor)
-        self._cells = memoryview(memory).cast("q")
+        self.cells = memoryview(memory).cast("q")
 
-    @property
-    def asked(self) -> bool:
-        """True if the trainer has asked the workers to pause."""
-        return bool(self._cells[0])
-
-    @asked.setter
-    def asked(self, value: bool) -> None:
-        self._cells[0] = int(value)
-
-    @property
-    def step(self) -> int:
-        """Number of the step after which all workers pause, counted since their start; 0 before the first."""
-        return self._cells[1]
-
-    @step.setter
-    def step(self, value: int) -> None:
-        self._cells[1] = value
-
-    @property
-    def ready(self) -> bool:
-        """True while the workers run steps after which they can pause."""
-        return bool(self._cells[2])
-
-    @ready.setter
-    def ready(self, value: bool) -> None:
-        self._cells[2] = int(value)
-
-    @property
-    def stop(self) -> int:
-        """Number of the workers' question from which on a signal is announced; 0 before a signal."""
-        return self._cells[3]
-
-    @stop.setter
-    def stop(self, value: int) -> None:
-        self._cells[3] = value
-
-    @property
-    def calls(self) -> int:
-        """Largest number of questions that a worker has asked."""
-        return self._cells[4]
-
-    @calls.setter
-    def calls(self, value: int) -> None:
-        self._cells[4] = value
+    asked = _Cell(0)
+    """1 if the trainer has asked the workers to pause, else 0."""
+    step = _Cell(1)
+    """Number of the step after which all workers pause, counted since their start; 0 before the first."""
+    ready = _Cell(2)
+    """1 while the workers run steps after which they can pause, else 0."""
+    stop = _Cell(3)
+    """Number of the workers' question from which on a signal is announced; 0 before a signal."""
+    calls = _Cell(4)
+    """Largest number of questions that a worker has asked."""
 
 
 class StopVote:

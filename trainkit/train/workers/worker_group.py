@@ -139,7 +139,7 @@ class WorkerGroup(Generic[M]):
         page = self._make_page()
         spec = partial(WorkerSpec, options=self._options, rendezvous=rendezvous, seed=seed, page=page)
         specs = {rank: (spec(rank=rank, locality=locality),) for rank, locality in enumerate(localities)}
-        self.data = self._call("start", specs, in_step=True)[0]
+        self.data = self._call("start", specs)[0]
         self.started = True
 
     def _make_page(self) -> Path | None:
@@ -151,30 +151,25 @@ class WorkerGroup(Generic[M]):
         self._page = PausePage(path)
         return path
 
-    def call(
-        self, method: str, *args: Any, in_step: bool = True, alike: bool = False, pausable: bool = False
-    ) -> list[Any]:
+    def call(self, method: str, *args: Any, first: bool = False, **how: bool) -> list[Any]:
         """Call a method on all workers and return their results, by rank.
 
         Args:
             method: name of a method of the workers' class.
             *args: arguments, equal for all workers.
-            in_step: True if the workers communicate in the call; a failure then ends all workers immediately.
-                False: the workers stay alive if all have answered.
-            alike: True if the call changes state that must be equal on all workers. After a failure the
-                workers then stay alive only if all failed.
-            pausable: True if the workers can pause in the call. At Ctrl-C and SIGTERM they finish their step.
+            first: True calls the method on worker 0 only.
+            **how: `in_step` (default True): the workers communicate in the call, and a failure ends all
+                workers immediately; without it, the workers stay alive if all have answered.
+                `alike` (default False): the call changes state that must be equal on all workers. After a
+                failure the workers then stay alive only if all failed.
+                `pausable` (default False): the workers can pause in the call. At Ctrl-C and SIGTERM they
+                finish their step.
 
         Raises:
             GangError: a worker's process died, or workers did not reach each other.
             Exception: a worker's exception, with its traceback.
         """
-        every = dict.fromkeys(range(self.world_size), args)
-        return self._call(method, every, in_step=in_step, alike=alike, pausable=pausable)
-
-    def call_first(self, method: str, *args: Any) -> list[Any]:
-        """Call a method on worker 0 only."""
-        return self._call(method, {0: args}, in_step=False)
+        return self._call(method, dict.fromkeys([0] if first else range(self.world_size), args), **how)
 
     def close(self, *, force: bool = False, why: str = "the trainer was shut down") -> None:
         """End all workers.
@@ -206,7 +201,7 @@ class WorkerGroup(Generic[M]):
         method: str,
         args: dict[int, Any],
         *,
-        in_step: bool,
+        in_step: bool = True,
         alike: bool = False,
         pausable: bool = False,
     ) -> list[Any]:
