@@ -14,8 +14,7 @@ from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import is_number
 from trainkit.tune.core.metrics import flatten
 from trainkit.tune.core.stoppers import AUTOMATIC
-from trainkit.tune.results.overview import LogReader, Report
-from trainkit.tune.results.printed import kept_files
+from trainkit.tune.results.overview import LogReader, Report, kept_files
 from trainkit.tune.store.ownership import owner_of
 
 _EVERY_S = 0.5

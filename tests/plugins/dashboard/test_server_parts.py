@@ -22,8 +22,7 @@ from trainkit.errors import ConfigError
 from trainkit.plugins.dashboard.experiments import board, reading
 from trainkit.plugins.dashboard.experiments.board import Board
 from trainkit.plugins.dashboard.mcp import MAX_TEXT, Tools, _plain
-from trainkit.tune.results.overview import LogReader
-from trainkit.tune.results.printed import printed_files
+from trainkit.tune.results.overview import LogReader, printed_files
 
 
 def threads_of_servers() -> set[str]:

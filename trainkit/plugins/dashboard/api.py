@@ -31,13 +31,13 @@ from trainkit.plugins.dashboard.endpoints import (
     require_writable,
 )
 from trainkit.plugins.dashboard.experiments.board import Row, TrialTable
-from trainkit.plugins.dashboard.experiments.reading import NotFoundError, RowReader
+from trainkit.plugins.dashboard.experiments.reading import NotFoundError, RowReader, settings_of, space_of
+from trainkit.plugins.dashboard.lines import last_lines
 from trainkit.plugins.dashboard.openapi import TEXT, many, ref, version
 from trainkit.tune.core.metrics import encode, without_objects
 from trainkit.tune.core.stoppers import AUTOMATIC
 from trainkit.tune.core.trial import STATES, TrialStatus
-from trainkit.tune.results.overview import reasons_of, settings_of, space_of
-from trainkit.tune.results.printed import last_lines, printed_files
+from trainkit.tune.results.overview import printed_files, reasons_of
 from trainkit.tune.schedulers import load_words
 from trainkit.tune.store.commands import asker
 

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from trainkit.plugins.dashboard.endpoints import DOWNLOAD, QueryParameter
 from trainkit.plugins.dashboard.experiments.reading import NotFoundError
-from trainkit.tune.results import printed
+from trainkit.tune.results import overview
 
 SEARCH = QueryParameter("search", "text that a line must contain, ignoring case", default="")
 LINES = QueryParameter("lines", "number of last lines of each file", "integer", 500, 5000, 1)
@@ -31,7 +31,7 @@ def inside(folder: Path, *names: str) -> Path:
     Raises:
         NotFoundError: the path does not exist, or leads out of the folder.
     """
-    found = printed.inside(folder, *names)
+    found = overview.inside(folder, *names)
     if found is None:
         raise NotFoundError(f"file {'/'.join(names)!r} does not exist")
     return found

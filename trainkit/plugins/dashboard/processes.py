@@ -22,12 +22,12 @@ from trainkit.plugins.dashboard.endpoints import (
     require_writable,
 )
 from trainkit.plugins.dashboard.experiments.reading import NotFoundError
+from trainkit.plugins.dashboard.lines import last_lines
 from trainkit.plugins.dashboard.openapi import NUMBER, WHOLE, many, ref
 from trainkit.plugins.profile import ranks
 from trainkit.runtime.local.system import boot, process
 from trainkit.runtime.local.wire import sessions as local_sessions
 from trainkit.runtime.local.wire.sessions import KINDS, Session, SessionState, state_of
-from trainkit.tune.results.printed import last_lines
 
 MAX_TRACE_S = 300.0
 """Maximum duration of a trace in seconds."""

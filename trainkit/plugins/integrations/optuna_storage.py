@@ -21,12 +21,12 @@ from optuna.trial import FrozenTrial, TrialState
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, StoreError
+from trainkit.plugins.integrations.optuna_study import optuna_trials
 from trainkit.tune.core.objectives import Objective, objectives_of
 from trainkit.tune.core.trial import TrialStatus
 from trainkit.tune.results.folders import experiment_folder
-from trainkit.tune.results.hyperparameters import optuna_trials
 from trainkit.tune.results.overview import CUT_OFF, LogReader, experiments_in
-from trainkit.tune.results.reading import is_ray_folder, known_objectives, metric_and_mode, open_experiment
+from trainkit.tune.results.reading import foreign_reader, known_objectives, metric_and_mode, open_experiment
 from trainkit.tune.results.result import result_of
 from trainkit.tune.store.ownership import owner_of
 from trainkit.tune.store.schema import FILENAME
@@ -94,7 +94,7 @@ class ExperimentStorage(BaseStorage):
             if not isinstance(metric, str) or mode not in ("min", "max"):
                 raise ConfigError(f"metric={metric!r}, mode={mode!r}: give both, or neither")
             self._objectives = (Objective(metric, str(mode)),)
-        self._is_one = (self._root / FILENAME).exists() or is_ray_folder(self._root)
+        self._is_one = (self._root / FILENAME).exists() or foreign_reader(self._root) is not None
         self._ids: dict[Path, int] = {}
         self._known: dict[int, _Study] = {}
         self._lock = threading.RLock()

@@ -10,19 +10,20 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from trainkit.errors import ConfigError
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.estimate import RunningTrial, remaining_s
 from trainkit.tune.controller.rules import INTERRUPTED
 from trainkit.tune.controller.state import Steering
-from trainkit.tune.core.metrics import decode, flatten, without_objects
+from trainkit.tune.core.metrics import decode
 from trainkit.tune.core.objectives import NONE_BEST
 from trainkit.tune.core.trial import STATES, Trial, TrialStatus, state_of
 from trainkit.tune.results.reading import metric_and_mode
 from trainkit.tune.schedulers.base import in_words
-from trainkit.tune.space.domains import Spelled
 from trainkit.tune.store.ownership import owner_of
 from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.schema import FILENAME
+from trainkit.tune.trial.environment import log_files
 
 VALUE = "coalesce(json_extract(metrics, ?), json_extract(metrics, ?))"
 FINITE = "CASE WHEN typeof(value) IN ('integer', 'real') THEN value END"
@@ -40,21 +41,6 @@ def experiments_in(root: Path) -> list[Path]:
 def paths(metric: str) -> tuple[str, str]:
     """Return the two possible JSON paths of a metric: as a flat key, and as nested keys."""
     return "$." + json.dumps(metric), "$." + ".".join(map(json.dumps, metric.split("/")))
-
-
-def settings_of(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of an experiment as JSON values, from the properties stored in its file."""
-    more = {"stop": facts["run_config"]["stop"], "seed": facts["seed"], "trainable": facts["trainable"]}
-    found: dict[str, Any] = without_objects({**facts["tune_config"], **more})
-    return found
-
-
-def space_of(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Return each domain of the search space as text, by flat name, such as "net/lr"."""
-    return {
-        name: str(value) if isinstance(value, Spelled) else repr(value)
-        for name, value in flatten(facts["space"]).items()
-    }
 
 
 _OF_PLACE = ("trial_id", "attempt", "iteration", "verdict")
@@ -184,6 +170,44 @@ class LogReader(ExperimentReader):
             trial_id,
         ):
             yield entry, Report(trial, attempt, iteration, decode(metrics))
+
+
+def printed_files(folder: Path, dirname: str, log_to_file: Any) -> list[Path]:
+    """Return the files with a trial's printed output; [] if no output is kept.
+
+    Args:
+        folder: folder of the experiment.
+        dirname: name of the trial's folder.
+        log_to_file: `log_to_file` of RunConfig; files with the default names are always found.
+    """
+    names = dict.fromkeys((*(log_files(log_to_file) or ()), *(log_files(True) or ())))
+    found = (inside(folder, dirname, name) for name in names)
+    return [path for path in found if path is not None and path.is_file()]
+
+
+def kept_files(reader: LogReader, dirname: str) -> list[Path]:
+    """Return the files with the printed output of the trial in `dirname`.
+
+    Raises:
+        ConfigError: no output is kept.
+    """
+    found = printed_files(reader.folder, dirname, reader.facts()["run_config"]["log_to_file"])
+    if not found:
+        raise ConfigError(
+            f"{reader.folder / dirname} has no printed output: set RunConfig(log_to_file=True) to store it"
+        )
+    return found
+
+
+def inside(folder: Path, *names: str) -> Path | None:
+    """Return the path `names` below `folder`, with links resolved; None if it is missing or leads outside."""
+    try:
+        base = folder.resolve(strict=True)
+        found = base.joinpath(*names).resolve(strict=True)
+    # The name may contain a zero byte, or the link may be circular.
+    except (OSError, ValueError, RuntimeError):
+        return None
+    return found if found == base or base in found.parents else None
 
 
 CUT_OFF = f"{INTERRUPTED.why}: its program has ended"

@@ -27,7 +27,6 @@ from trainkit.tune.core.objectives import (
 )
 from trainkit.tune.core.trial import TrialStatus
 from trainkit.tune.display import Table, cell_text, count_words
-from trainkit.tune.results import hyperparameters as study
 from trainkit.tune.results.folders import experiment_folder
 from trainkit.tune.results.hyperparameters import Hyperparameter, hyperparameters_of
 from trainkit.tune.results.reading import Reader, known_objectives, metric_and_mode, open_experiment
@@ -382,7 +381,10 @@ class ResultGrid(Sequence[Result]):
         aims: Sequence[Objective] = self.objectives if metric is None and self.metric is None else ()
         aims = aims or (Objective(*self._metric_and_mode(metric, mode)),)
         with self._reader() as reader:
-            return study.optuna_study(self._results, reader, aims, scope, self._folder.name)
+            study: optuna.Study = loaded("trainkit.studies", "optuna")(
+                self._results, reader, aims, scope, self._folder.name
+            )
+            return study
 
     def plot(self, kind: str = "curves", *, ax: Axes | None = None, **options: Any) -> Figure:
         """Draw the experiment with matplotlib.

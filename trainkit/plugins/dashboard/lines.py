@@ -1,4 +1,4 @@
-"""Files with printed output of trials and workers, and their last lines."""
+"""Last lines of files with printed output."""
 
 from __future__ import annotations
 
@@ -7,53 +7,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trainkit.errors import ConfigError
-from trainkit.tune.results.overview import LogReader
-from trainkit.tune.trial.environment import log_files
-
 MAX_LINE = 10_000
 """Maximum number of characters to show of a line."""
 MAX_READ = 64 * 1024 * 1024
 """Maximum number of bytes to search in a file, counted from its end."""
 _BLOCK = 1024 * 1024
-
-
-def printed_files(folder: Path, dirname: str, log_to_file: Any) -> list[Path]:
-    """Return the files with a trial's printed output; [] if no output is kept.
-
-    Args:
-        folder: folder of the experiment.
-        dirname: name of the trial's folder.
-        log_to_file: `log_to_file` of RunConfig; files with the default names are always found.
-    """
-    names = dict.fromkeys((*(log_files(log_to_file) or ()), *(log_files(True) or ())))
-    found = (inside(folder, dirname, name) for name in names)
-    return [path for path in found if path is not None and path.is_file()]
-
-
-def kept_files(reader: LogReader, dirname: str) -> list[Path]:
-    """Return the files with the printed output of the trial in `dirname`.
-
-    Raises:
-        ConfigError: no output is kept.
-    """
-    found = printed_files(reader.folder, dirname, reader.facts()["run_config"]["log_to_file"])
-    if not found:
-        raise ConfigError(
-            f"{reader.folder / dirname} has no printed output: set RunConfig(log_to_file=True) to store it"
-        )
-    return found
-
-
-def inside(folder: Path, *names: str) -> Path | None:
-    """Return the path `names` below `folder`, with links resolved; None if it is missing or leads outside."""
-    try:
-        base = folder.resolve(strict=True)
-        found = base.joinpath(*names).resolve(strict=True)
-    # The name may contain a zero byte, or the link may be circular.
-    except (OSError, ValueError, RuntimeError):
-        return None
-    return found if found == base or base in found.parents else None
 
 
 def last_lines(
