@@ -308,11 +308,7 @@ def trials_at_once(n_jobs: int | None, cpus: int) -> int | None:
     Raises:
         ConfigError: `n_jobs` is 0.
     """
-    if n_jobs == 0:
-        raise ConfigError("n_jobs must be at least 1, or -1 for all CPUs, not 0")
-    if n_jobs is None or n_jobs == -1:
-        return None
-    return int(n_jobs) if n_jobs > 0 else max(cpus + 1 + int(n_jobs), 1)
+    return None if n_jobs is None or n_jobs == -1 else _count("n_jobs", n_jobs, cpus)
 
 
 def cpus_per_trial(sk_n_jobs: int | None, cpus: int) -> int:
@@ -321,11 +317,13 @@ def cpus_per_trial(sk_n_jobs: int | None, cpus: int) -> int:
     Raises:
         ConfigError: `sk_n_jobs` is 0.
     """
-    if sk_n_jobs == 0:
-        raise ConfigError("sk_n_jobs must be at least 1, or -1 for all CPUs, not 0")
-    if sk_n_jobs is None:
-        return 1
-    return int(sk_n_jobs) if sk_n_jobs > 0 else max(cpus + 1 + int(sk_n_jobs), 1)
+    return 1 if sk_n_jobs is None else _count("sk_n_jobs", sk_n_jobs, cpus)
+
+
+def _count(name: str, given: int, cpus: int) -> int:
+    if given == 0:
+        raise ConfigError(f"{name} must be at least 1, or -1 for all CPUs, not 0")
+    return int(given) if given > 0 else max(cpus + 1 + int(given), 1)
 
 
 def cpus_of(search: Any, machine_cpus: int) -> int:

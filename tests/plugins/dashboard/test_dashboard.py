@@ -120,7 +120,7 @@ def test_what_a_trial_printed_and_wrote(ask: Asker) -> None:
 
 
 def test_a_line_of_ten_megabytes_is_cut(tmp_path: Path) -> None:
-    from trainkit.plugins.dashboard.lines import MAX_LINE, last_lines
+    from trainkit.plugins.dashboard.texts import MAX_LINE, last_lines
 
     path = tmp_path / "stdout"
     path.write_bytes(b"first\n" + b"\xff" * 10_000_000 + b"\nlast\n\npart")

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.conftest import examples
 from trainkit import tune
 from trainkit.errors import ConfigError
+from trainkit.plugins.integrations.hyperparameters import hyperparameters_of
 from trainkit.plugins.integrations.optuna_study import distribution_of, param_of
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.trial import Trial, TrialStatus
-from trainkit.tune.results.hyperparameters import hyperparameters_of
 from trainkit.tune.results.result_grid import ResultGrid
 from trainkit.tune.schedulers import ASHAScheduler
 from trainkit.tune.store.writer import ExperimentStore

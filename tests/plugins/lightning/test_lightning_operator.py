@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import pytest
 import torch
 from pytorch_lightning.callbacks import EarlyStopping
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from tests.plugins.lightning.lightning_modules import Diary, Points, PointsData, TwoParts, points
 from trainkit.errors import CheckpointError, ConfigError, MissingDependencyError, TrainingError
+from trainkit.plugins.lightning.fit import whole_batches
 from trainkit.plugins.lightning.operator import PACKAGES, arguments_of_step, package_of
 from trainkit.train import TrainingOperator
+from trainkit.train.distributed.process_group import ProcessGroup
 from trainkit.train.strategies.base import StepSettings
 
 
@@ -262,3 +265,17 @@ def test_a_loss_returned_by_itself_is_val_loss() -> None:
     expected = float(cross_entropy(module.net(features), target).detach())
     assert operator.validate((), {})["val_loss"] == pytest.approx(expected)
     operator.close()
+
+
+def test_a_stream_to_predict_is_refused() -> None:
+    class Pair(ProcessGroup):
+        world_size = 2
+
+    class Numbers(IterableDataset[int]):
+        """A stream."""
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(5))
+
+    with pytest.raises(ConfigError, match="a DataLoader over a stream can't be shared among 2 workers"):
+        whole_batches(DataLoader(Numbers(), 2), Pair())

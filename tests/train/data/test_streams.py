@@ -23,7 +23,7 @@ from trainkit import train
 from trainkit.errors import ConfigError
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
 from trainkit.train.data.feed import Feed, make_feed
-from trainkit.train.data.sharding import samples_of_rank, whole_batches
+from trainkit.train.data.sharding import samples_of_rank
 from trainkit.train.data.streams import Deal, SharedStreamLoader, checksum
 from trainkit.train.torch import prepare_data_loader
 
@@ -213,11 +213,6 @@ def test_one_worker_without_loader_processes_keeps_its_stream() -> None:
     assert make_feed(own, group=Seat(0, 1), training=True, split=True).loader is own
     for options in ({"split": False}, {"split": True, "sharded": True}):
         assert make_feed(own, group=Seat(0, 2), training=True, **options).loader is own
-
-
-def test_a_stream_to_predict_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a DataLoader over a stream can't be shared among 2 workers"):
-        whole_batches(DataLoader(Numbers(5), 2), Seat(0, 2))
 
 
 def test_streams_that_differ_are_refused() -> None:

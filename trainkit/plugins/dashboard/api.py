@@ -31,9 +31,9 @@ from trainkit.plugins.dashboard.endpoints import (
     require_writable,
 )
 from trainkit.plugins.dashboard.experiments.board import Row, TrialTable
-from trainkit.plugins.dashboard.experiments.reading import NotFoundError, RowReader, settings_of, space_of
-from trainkit.plugins.dashboard.lines import last_lines
+from trainkit.plugins.dashboard.experiments.reading import NotFoundError, RowReader
 from trainkit.plugins.dashboard.openapi import TEXT, many, ref, version
+from trainkit.plugins.dashboard.texts import last_lines, settings_of, space_of
 from trainkit.tune.core.metrics import encode, without_objects
 from trainkit.tune.core.stoppers import AUTOMATIC
 from trainkit.tune.core.trial import STATES, TrialStatus

@@ -17,8 +17,7 @@ from trainkit.cli.show import TableOptions, row_of, selected
 from trainkit.cli.why import experiment_lines
 from trainkit.client import Experiment
 from trainkit.errors import ConfigError, StoreError, TrainkitError
-from trainkit.plugins.dashboard.experiments.reading import settings_of, space_of
-from trainkit.plugins.dashboard.lines import last_lines
+from trainkit.plugins.dashboard.texts import last_lines, settings_of, space_of
 from trainkit.tune.core.checks import load
 from trainkit.tune.core.metrics import encode, without_objects
 from trainkit.tune.core.stoppers import AUTOMATIC

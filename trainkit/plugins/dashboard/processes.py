@@ -22,8 +22,8 @@ from trainkit.plugins.dashboard.endpoints import (
     require_writable,
 )
 from trainkit.plugins.dashboard.experiments.reading import NotFoundError
-from trainkit.plugins.dashboard.lines import last_lines
 from trainkit.plugins.dashboard.openapi import NUMBER, WHOLE, many, ref
+from trainkit.plugins.dashboard.texts import last_lines
 from trainkit.plugins.profile import ranks
 from trainkit.runtime.local.system import boot, process
 from trainkit.runtime.local.wire import sessions as local_sessions

@@ -207,33 +207,23 @@ class CheckpointMetadata:
     world_size: int
 
 
-def write(
-    path: Path, state: Mapping[str, Any], metadata: CheckpointMetadata, *, sharded: bool = False
-) -> None:
+def write(path: Path, state: Mapping[str, Any], metadata: CheckpointMetadata) -> None:
     """Write a checkpoint; `path` is replaced in one step after the new checkpoint is on disk.
 
     Args:
         path: folder of the checkpoint.
         state: the whole state.
         metadata: contents of `checkpoint.json`.
-        sharded: True to write the tensors of models and optimizers, and every `Spread`, as shards. Their
-            parts are written one after the other, so no whole tensor is made.
 
     Raises:
         CheckpointError: `state` contains values that can't be stored plainly, or writing failed; `path` is
             then unchanged.
     """
     refuse_foreign_folder(path)
-    spread: dict[str, torch.Tensor | Spread] = {}
-    values = plain(_without_spread(state, spread) if sharded else state, "state")
+    values = plain(state, "state")
     try:
         with written_aside(path) as aside:
-            prints = {}
-            if sharded:
-                shard_files().write(aside / SHARDS, spread)
-                written = (aside / SHARDS).iterdir()
-                prints = {f"{SHARDS}/{file.name}": fingerprint(file) for file in written}
-            fill(aside, values, metadata, prints)
+            fill(aside, values, metadata, {})
     except (OSError, RuntimeError) as error:
         raise CheckpointError(_not_written(path, str(error))) from error
 
@@ -425,8 +415,9 @@ def write_sharded(
 
     Args:
         path: a folder that all workers can reach.
-        state: this worker's state. All tensors of models and optimizers, and every DTensor, are written as
-            shards. Everything else is taken from worker 0.
+        state: this worker's state. All tensors of models and optimizers, every DTensor and every `Spread`
+            are written as shards, part by part, so no whole tensor is made. Everything else is taken from
+            worker 0.
         metadata: contents of `checkpoint.json`, equal on all workers.
         group: the workers.
 

@@ -280,11 +280,7 @@ def overridden(loaded: Any, then: Any, now: Any) -> Any:
     if isinstance(now, Mapping) and isinstance(loaded, Mapping) and isinstance(then, Mapping):
         changed = {key: overridden(loaded.get(key), then.get(key), now[key]) for key in _changed(then, now)}
         return {**loaded, **changed}
-    if (
-        isinstance(now, (list, tuple))
-        and isinstance(loaded, (list, tuple))
-        and isinstance(then, (list, tuple))
-    ):
+    if all(isinstance(value, (list, tuple)) for value in (now, loaded, then)):
         return type(now)(map(overridden, loaded, then, now)) if len(now) == len(loaded) == len(then) else now
     if not all(_is_real(value) for value in (loaded, then, now)) or float(then) == 0.0:
         return now

@@ -26,7 +26,6 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
-    IterableDataset,
     Sampler,
     SequentialSampler,
 )
@@ -367,39 +366,6 @@ def sharded_loader(
         # whose augmentations must differ by rank.
         loader.generator.manual_seed(loader.generator.initial_seed() + group.rank)
     return with_batches(loader, sharded)
-
-
-def whole_batches(loader: Any, group: ProcessGroup) -> tuple[Any, int | None]:
-    """Return a loader of this worker's batches, and the number of all batches (None with one worker).
-
-    Whole batches are distributed one by one, starting with worker 0. All workers get equally many batches. To
-    make this possible, the first batch may be repeated at the end.
-
-    Args:
-        loader: the user's loader.
-        group: the workers.
-
-    Raises:
-        ConfigError: the loader's batches can't be shared among several workers.
-    """
-    if group.world_size == 1:
-        return loader, None
-    # The batch sampler of a stream's loader has no end.
-    streams = isinstance(getattr(loader, "dataset", None), IterableDataset)
-    if not isinstance(loader, DataLoader) or loader.batch_sampler is None or streams:
-        kind = "over a stream" if streams else "without a batch sampler"
-        raise ConfigError(
-            f"predict(): a {type(loader).__name__} {kind} can't be shared among "
-            f"{group.world_size} workers: give a DataLoader over a map-style data set, with a batch_size"
-        )
-    # Worker 0 determines the batches for all workers, because their order may be random.
-    batches = [list(batch) for batch in loader.batch_sampler] if group.rank == 0 else []
-    sizes = group.broadcast_integers([len(batch) for batch in batches])
-    order = iter(group.broadcast_integers([index for batch in batches for index in batch]))
-    batches = [list(itertools.islice(order, size)) for size in sizes]
-    lacking = -len(batches) % group.world_size
-    own = (batches + batches[:1] * lacking)[group.rank :: group.world_size]
-    return with_batches(loader, own), len(batches)
 
 
 def with_batches(loader: DataLoader[Any], batches: Iterable[list[int]]) -> DataLoader[Any]:

@@ -26,8 +26,9 @@ from trainkit.runtime import api as runtime
 from trainkit.runtime import session
 from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.scheduling import PlacementGroupSchedulingStrategy
-from trainkit.train.checkpoint.files import CheckpointMetadata, remove_all, write
+from trainkit.train.checkpoint.files import CheckpointMetadata, remove_all, write, write_sharded
 from trainkit.train.checkpoint.state import WorkerState, joined_state
+from trainkit.train.distributed.process_group import ProcessGroup
 
 log = logging.getLogger(__name__)
 
@@ -211,4 +212,8 @@ def write_states(path: Path, states: Sequence[WorkerState], *, sharded: bool) ->
         CheckpointError: the checkpoint could not be written; `path` is unchanged.
     """
     state = joined_state(states)
-    write(path, state, CheckpointMetadata(state["epoch"], state["global_step"], len(states)), sharded=sharded)
+    metadata = CheckpointMetadata(state["epoch"], state["global_step"], len(states))
+    if sharded:
+        write_sharded(path, state, metadata, ProcessGroup())
+    else:
+        write(path, state, metadata)

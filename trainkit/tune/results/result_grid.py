@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,6 @@ from trainkit.tune.core.objectives import (
 from trainkit.tune.core.trial import TrialStatus
 from trainkit.tune.display import Table, cell_text, count_words
 from trainkit.tune.results.folders import experiment_folder
-from trainkit.tune.results.hyperparameters import Hyperparameter, hyperparameters_of
 from trainkit.tune.results.reading import Reader, known_objectives, metric_and_mode, open_experiment
 from trainkit.tune.results.result import MAX_WIDTH, Result, result_of, with_config
 from trainkit.tune.store.memory import MemoryStore
@@ -352,12 +351,13 @@ class ResultGrid(Sequence[Result]):
         with self._reader() as reader:
             return reader.spans()
 
-    def hyperparameters(self, results: Sequence[Result] | None = None) -> list[Hyperparameter]:
+    def hyperparameters(self, results: Sequence[Result] | None = None) -> list[Any]:
         """Return the hyperparameters that have a domain or differ between `results` (None: all trials)."""
         with self._reader() as reader:
             space = reader.facts().get("space")
         chosen = self._results if results is None else results
-        return hyperparameters_of([result.config for result in chosen], space)
+        named: Callable[..., list[Any]] = loaded("trainkit.studies", "hyperparameters")
+        return named([result.config for result in chosen], space)
 
     def to_optuna(
         self, metric: str | None = None, mode: str | None = None, scope: str = "last"

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trainkit.errors import ConfigError
 from trainkit.plugins.dashboard.charts import figures, parameter_figures
 from trainkit.plugins.dashboard.charts.figures import Figure, Line
-from trainkit.plugins.dashboard.charts.importances import importances
 from trainkit.plugins.dashboard.charts.source import Options, Source
 from trainkit.plugins.dashboard.experiments.reading import NotFoundError, RowReader
 from trainkit.plugins.dashboard.experiments.rungs import bracket_of, judgements, labels_of, rungs_of
+from trainkit.plugins.integrations.hyperparameters import hyperparameters_of
+from trainkit.plugins.integrations.optuna_study import importances
 from trainkit.tune.core.checks import is_finite
 from trainkit.tune.core.lineage import ages
 from trainkit.tune.core.metrics import lookup
-from trainkit.tune.results.hyperparameters import hyperparameters_of
 from trainkit.tune.results.reading import known_objectives, metric_and_mode
 from trainkit.tune.store.reader import SIMULATED
 

@@ -25,7 +25,6 @@ from trainkit.tune.core.checks import is_finite
 from trainkit.tune.core.metrics import decode, encode, flatten, without_objects
 from trainkit.tune.core.trial import TrialStatus
 from trainkit.tune.results.overview import FINITE, VALUE, LogReader, experiments_in, paths
-from trainkit.tune.space.domains import Spelled
 from trainkit.tune.space.serialization import decode_config
 from trainkit.tune.store.ownership import owner_of
 from trainkit.tune.store.schema import FILENAME
@@ -626,18 +625,3 @@ def flat_metrics(metrics: str | None) -> str:
     if metrics is None:
         return "{}"
     return metrics if _is_flat(metrics) else encode(without_objects(flatten(decode(metrics))))
-
-
-def settings_of(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of an experiment as JSON values, from the properties stored in its file."""
-    more = {"stop": facts["run_config"]["stop"], "seed": facts["seed"], "trainable": facts["trainable"]}
-    found: dict[str, Any] = without_objects({**facts["tune_config"], **more})
-    return found
-
-
-def space_of(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Return each domain of the search space as text, by flat name, such as "net/lr"."""
-    return {
-        name: str(value) if isinstance(value, Spelled) else repr(value)
-        for name, value in flatten(facts["space"]).items()
-    }

@@ -1,11 +1,14 @@
-"""Last lines of files with printed output."""
+"""Words about an experiment: its settings, its space, and the last lines that its trials printed."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from trainkit.tune.core.metrics import flatten, without_objects
+from trainkit.tune.space.domains import Spelled
 
 MAX_LINE = 10_000
 """Maximum number of characters to show of a line."""
@@ -70,3 +73,18 @@ def _backwards(file: BinaryIO, end: int) -> Iterator[tuple[int, bytes]]:
         tail = last[:_BLOCK]
     if tail:
         yield position, tail
+
+
+def settings_of(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of an experiment as JSON values, from the properties stored in its file."""
+    more = {"stop": facts["run_config"]["stop"], "seed": facts["seed"], "trainable": facts["trainable"]}
+    found: dict[str, Any] = without_objects({**facts["tune_config"], **more})
+    return found
+
+
+def space_of(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Return each domain of the search space as text, by flat name, such as "net/lr"."""
+    return {
+        name: str(value) if isinstance(value, Spelled) else repr(value)
+        for name, value in flatten(facts["space"]).items()
+    }
