@@ -29,6 +29,8 @@ from trainkit.train import RunConfig, ScalingConfig
 from trainkit.train.torch import TorchConfig, TorchTrainer, accelerate, prepare_model
 from trainkit.train.torch.trainer import changes
 from trainkit.train.torch.worker import shared_gpus
+from trainkit.tune.core.setting_names import SettingNames, named_as
+from trainkit.tune.experiment.plan import make_plan
 from trainkit.util.multiprocessing import Pool
 from trainkit.util.sgd import torch as sgd_torch
 
@@ -354,3 +356,17 @@ def test_workers_that_hold_all_cpus_lend_them_to_what_they_start(tmp_path: Path)
         assert result.metrics["sums"] == [3, 3, 5, 7]
     finally:
         trainkit.shutdown()
+
+
+def test_a_training_has_more_time_to_end_than_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    def grace_s() -> float:
+        return make_plan(tune.TuneConfig(), RunConfig(), None).grace_s
+
+    training = SettingNames(trains=True)
+    monkeypatch.delenv("TRAINKIT_STOP_GRACE_S", raising=False)
+    with named_as(training):
+        assert grace_s() == 20
+    assert grace_s() == 5
+    monkeypatch.setenv("TRAINKIT_STOP_GRACE_S", "7")
+    with named_as(training):
+        assert grace_s() == 7
