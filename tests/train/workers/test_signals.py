@@ -84,6 +84,29 @@ DIES_MEANWHILE = (
 )
 
 
+BETWEEN_WORKERS = (
+    OPERATOR
+    + """
+    def stop(frame, event, arg):
+        if event == "return" and frame.f_code.co_name == "remote":
+            if frame.f_back.f_locals.get("method") == "go_on":  # worker 0 has received the call alone
+                sys.setprofile(None)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer = TorchTrainer(training_operator_cls=Slow, num_workers=2, use_gpu=False, timeout_s=5)
+    if Path("saved").exists():
+        trainer.load("saved")
+        print("resumed", trainer.train()["epoch"], flush=True)
+        sys.exit()
+    sys.setprofile(stop)
+    try:
+        trainer.train(num_steps=100_000)
+        print("trained", flush=True)
+    finally:
+        trainer.save("saved")
+"""
+)
+
 RANK = """
     import signal, sys, time
     import torch.distributed as dist
@@ -217,6 +240,18 @@ def test_ranks_that_have_sigterm_with_all_processes_of_the_job_save(
     out, err = program.communicate(timeout=300)
     assert program.returncode == 143, err
     assert sorted(out.splitlines()) == ["saved by 0 told 1", "saved by 1 told 1"], err
+    assert programs.nothing_is_left(120)
+
+
+def test_a_signal_while_workers_receive_their_call_saves_one_place_for_all_workers(
+    programs: Programs,
+) -> None:
+    program = programs.begin(BETWEEN_WORKERS)
+    out, err = program.communicate(timeout=300)
+    assert (program.returncode, out) == (143, ""), err
+    again = programs.begin(BETWEEN_WORKERS)
+    out, err = again.communicate(timeout=300)
+    assert (again.returncode, out) == (0, "resumed 1\n"), err
     assert programs.nothing_is_left(120)
 
 

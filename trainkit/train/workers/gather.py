@@ -118,6 +118,10 @@ class GatheredResults:
         finally:
             watch.join()
 
+    def ranks(self) -> set[int]:
+        """Return the ranks of the workers that have received the call."""
+        return {*self.pending.values(), *self.results, *self.failures}
+
     @property
     def failed(self) -> bool:
         """True if some workers gave no result."""

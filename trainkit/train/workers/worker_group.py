@@ -22,6 +22,7 @@ from trainkit import settings
 from trainkit.errors import GangError
 from trainkit.runtime import api as runtime
 from trainkit.runtime.refs import ObjectRef
+from trainkit.runtime.signals import InterruptGuard
 from trainkit.train.distributed.rendezvous import (
     LocalRank,
     Rendezvous,
@@ -222,10 +223,13 @@ class WorkerGroup(Generic[M]):
             is_end=self.is_end,
         )
         try:
-            for rank, handle in self._handles.items():
-                if rank in args:
-                    calls[getattr(handle, method).remote(*args[rank])] = rank
-                    unsent = False
+            # A signal takes effect when all workers have received the call, because a worker that received it
+            # alone would wait for the others in a collective.
+            with InterruptGuard():
+                for rank, handle in self._handles.items():
+                    if rank in args:
+                        calls[getattr(handle, method).remote(*args[rank])] = rank
+                        unsent = False
             if self._local is not None and 0 in args:
                 own = [runtime.get(arg) if isinstance(arg, ObjectRef) else arg for arg in args[0]]
                 outcome.collect_beside(lambda: getattr(self._local, method)(*own))
@@ -235,7 +239,8 @@ class WorkerGroup(Generic[M]):
             # If an argument could not be sent, no worker has received the call, so all workers are still
             # usable.
             mistaken = unsent and isinstance(error, Exception)
-            if pausable and isinstance(error, (SystemExit, KeyboardInterrupt)) and self._has_paused(outcome):
+            is_signal = isinstance(error, (SystemExit, KeyboardInterrupt))
+            if pausable and is_signal and outcome.ranks() == args.keys() and self._has_paused(outcome):
                 raise
             if self._handles and not mistaken:
                 if self.can_stop and not isinstance(error, Exception):
