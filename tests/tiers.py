@@ -40,6 +40,7 @@ FOLDERS = {
     "plugins/check_resume": "external",
     "plugins/compat": "unit",
     "plugins/dashboard": "process",
+    "plugins/gaussian_process": "model",
     "plugins/integrations": "unit",
     "plugins/launch": "external",
     "plugins/lightning": "external",
@@ -66,6 +67,9 @@ OTHERS = {
     "unit": """
         test_kills_rules.py test_packaging.py test_registry.py test_tiers.py cli/test_added_commands.py
         plugins/check_resume/test_comparison.py plugins/searchers/test_bohb.py
+        plugins/gaussian_process/test_encoding.py plugins/gaussian_process/test_initial.py
+        plugins/gaussian_process/test_losses.py plugins/gaussian_process/test_minimize.py
+        plugins/gaussian_process/test_model.py plugins/gaussian_process/test_acquisition.py
         plugins/searchers/test_bohb_kde.py plugins/searchers/test_bohb_model.py
         cli/test_experiments.py cli/test_why_decisions.py runtime/local/node/test_listing.py
         runtime/local/node/test_loop.py runtime/local/node/test_scheduler.py

@@ -12,6 +12,7 @@ from hyperopt import hp
 from tests.tune.controller.harness import Play
 from trainkit import tune
 from trainkit.errors import ConfigError
+from trainkit.plugins.gaussian_process.search import GaussianProcessSearch
 from trainkit.plugins.searchers.bayesopt import BayesOptSearch
 from trainkit.plugins.searchers.bohb import TuneBOHB
 from trainkit.tune.search import BasicVariantGenerator, HyperOptSearch, OptunaSearch, Searcher
@@ -200,7 +201,7 @@ def test_keys_with_slashes_are_paths():
 OWN = {"a": tune.choice([1, 2]), "b": tune.randint(0, 3)}
 
 
-@pytest.mark.parametrize("make", [OptunaSearch, HyperOptSearch, TuneBOHB])
+@pytest.mark.parametrize("make", [OptunaSearch, HyperOptSearch, TuneBOHB, GaussianProcessSearch])
 def test_alternatives_of_a_searcher_s_own_space_get_the_constants_too(make):
     grid = tune.simulate(
         lambda config, training_iteration, rng: {"loss": config["a"] + config["c"], "done": True},

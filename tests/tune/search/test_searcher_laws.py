@@ -22,6 +22,7 @@ from trainkit.tune.search import (
     BasicVariantGenerator,
     BayesOptSearch,
     ConcurrencyLimiter,
+    GaussianProcessSearch,
     HyperOptSearch,
     OptunaSearch,
     Repeater,
@@ -71,6 +72,7 @@ PLAIN: dict[str, Callable[..., Searcher]] = {
     "hyperopt": lambda **more: HyperOptSearch(n_initial_points=3, **more),
     "bayesopt": lambda **more: BayesOptSearch(random_search_steps=4, random_state=None, **more),
     "bohb": lambda **more: TuneBOHB(bohb_config={"random_fraction": 0.1}, **more),
+    "gp": GaussianProcessSearch,
 }
 LEARNING = {name: make for name, make in PLAIN.items() if name != "random"}
 AROUND: dict[str, Callable[..., Searcher]] = {
@@ -85,6 +87,7 @@ OWN_SPACE: dict[str, Callable[..., Searcher]] = {
     "hyperopt-own": lambda: HyperOptSearch(OF_HYPEROPT, n_initial_points=3),
     "bayesopt-bounds": lambda: BayesOptSearch({"x": (-1, 1), "net/lr": (0, 1)}, random_search_steps=3),
     "bohb-domains": lambda: TuneBOHB(REAL, bohb_config={"random_fraction": 0.1}),
+    "gp-domains": lambda: GaussianProcessSearch(REAL),
 }
 CONSTANTS = {"net": {"depth": 3}, "data": [1, 2]}
 """Beside a searcher's own space."""
@@ -204,11 +207,14 @@ def test_points_come_first_each_once_and_what_was_evaluated_never(name, points, 
     configs = list(life.configs.values())
     assert [config["x"] for config in configs[: len(points)]] == points
     assert all(config["net"]["lr"] == 0.01 for config in configs[: len(points)])
-    assert not any(config["x"] in points for config in configs[len(points) :])
+    given = [{"x": x, "net": {"lr": 0.01}} for x in points]
+    assert not any(config in given for config in configs[len(points) :])
     assert told not in configs
 
 
-@pytest.mark.parametrize("name", [*PLAIN, "bayesopt-bounds", "bohb-domains", "hyperopt-domains"])
+@pytest.mark.parametrize(
+    "name", [*PLAIN, "bayesopt-bounds", "bohb-domains", "gp-domains", "hyperopt-domains"]
+)
 def test_a_searcher_is_made_again_of_what_is_written_down(name):
     made = {**PLAIN, **OWN_SPACE}[name]()
     if name != "random":

@@ -14,6 +14,7 @@ from trainkit.tune.search import (
     BasicVariantGenerator,
     BayesOptSearch,
     ConcurrencyLimiter,
+    GaussianProcessSearch,
     HyperOptSearch,
     OptunaSearch,
     Repeater,
@@ -63,7 +64,9 @@ class TestAnOwnSearcher(SearcherSuite):
         return OwnSearch(**arguments)
 
 
-@pytest.mark.parametrize("searcher", [OptunaSearch, HyperOptSearch, BayesOptSearch, TuneBOHB])
+@pytest.mark.parametrize(
+    "searcher", [OptunaSearch, HyperOptSearch, BayesOptSearch, TuneBOHB, GaussianProcessSearch]
+)
 class TestASearcherByItself:
     SPACE = {"x": tune.uniform(0, 1)}  # noqa: RUF012
 

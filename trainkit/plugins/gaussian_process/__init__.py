@@ -1,0 +1,1 @@
+"""The searcher `GaussianProcessSearch`, which needs only NumPy."""

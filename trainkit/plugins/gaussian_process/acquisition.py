@@ -1,0 +1,142 @@
+"""Expected improvement, and the rows at which it is largest.
+
+Source: Ament, Daulton, Eriksson, Balandat, Bakshy, "Unexpected Improvements to Expected Improvement for
+Bayesian Optimization", NeurIPS 2023, for the logarithm.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trainkit.plugins.gaussian_process.encoding import Encoding, Floats
+from trainkit.plugins.gaussian_process.minimize import minimize
+from trainkit.plugins.gaussian_process.model import GaussianProcess
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+CANDIDATES = 400
+"""Number of the first candidates: half are random, half are near good results."""
+GOOD = 5
+"""Number of good results near which candidates are drawn."""
+WIDTHS = (0.3, 0.1, 0.03)
+"""Deviations of the changes near good results, as shares of a range."""
+REFINED = 4
+"""Number of the best candidates that are improved further."""
+NEIGHBOURS = 16
+"""Number of neighbours of each of these candidates, for each deviation of `CLOSER`."""
+CLOSER = (0.1, 0.02)
+
+_ROOT_2PI = math.sqrt(2 * math.pi)
+_FAR = -25.0
+"""Number of deviations below which the density and the distribution function cancel."""
+
+
+def log_improvement(best: float, mean: Floats, deviation: Floats) -> Floats:
+    """Return the logarithm of the expectation of max(best - loss, 0), also where the expectation is tiny.
+
+    Args:
+        best: the loss to improve.
+        mean: means of normally distributed losses.
+        deviation: standard deviations of the losses.
+    """
+    found: Floats = _log_gain((best - mean) / deviation)[0] + np.log(deviation)
+    return found
+
+
+def _log_gain(steps: Floats) -> tuple[Floats, Floats]:
+    """Return the logarithm of h(u) = density(u) + u * distribution(u), and its derivative."""
+    near = np.maximum(steps, _FAR)
+    density = np.exp(-0.5 * near * near) / _ROOT_2PI
+    arguments = (near / -math.sqrt(2)).ravel().tolist()
+    shares = np.fromiter(map(math.erfc, arguments), dtype=float, count=len(arguments)).reshape(near.shape) / 2
+    gain = density + near * shares
+    squares = np.minimum(steps, _FAR) ** 2
+    # The first terms of the asymptotic series, exact to 1e-7 here.
+    series = 1 - 3 / squares + 15 / squares**2
+    far = -0.5 * squares - math.log(_ROOT_2PI) - np.log(squares) + np.log(series)
+    is_near = steps > _FAR
+    slope = np.where(is_near, shares / gain, -np.minimum(steps, _FAR) * (1 + 2 / squares))
+    return np.where(is_near, np.log(gain), far), slope
+
+
+def proposals(process: GaussianProcess, encoding: Encoding, rng: Generator) -> Floats:
+    """Return rows of the space, those with the largest expected improvement first; shape (m, d).
+
+    Rows that the process knows are left out.
+    """
+    expected = process.mean(process.rows)
+    best = float(expected.min())
+    good = process.rows[np.argsort(expected, kind="stable")[:GOOD]]
+    half = CANDIDATES // 2
+    rows = np.concatenate(
+        [
+            encoding.from_unit(rng.random((half, len(encoding)))),
+            neighbours(
+                encoding, good[rng.integers(len(good), size=half)], rng.choice(WIDTHS, size=(half, 1)), rng
+            ),
+        ]
+    )
+    rows = encoding.snapped(rows)
+    gains = log_improvement(best, *process.predict(rows))
+    for width in CLOSER:
+        top = rows[np.argsort(-gains, kind="stable")[:REFINED]]
+        near = encoding.snapped(neighbours(encoding, np.repeat(top, NEIGHBOURS, axis=0), width, rng))
+        rows = np.concatenate([near, rows])
+        gains = np.concatenate([log_improvement(best, *process.predict(near)), gains])
+    climbed = _climbed(process, encoding, best, rows[np.argsort(-gains, kind="stable")[:REFINED]])
+    rows = np.concatenate([climbed, rows])
+    gains = np.concatenate([log_improvement(best, *process.predict(climbed)), gains])
+    rows = rows[np.argsort(-gains, kind="stable")]
+    known = set(_rounded(process.rows))
+    return rows[[row not in known for row in _rounded(rows)]]
+
+
+def _rounded(rows: Floats) -> list[bytes]:
+    # A configuration's row may differ in the last digit: the upper bound of a domain is no value of it.
+    return [row.tobytes() for row in rows.round(9)]
+
+
+def neighbours(encoding: Encoding, rows: Floats, width: Floats | float, rng: Generator) -> Floats:
+    """Return a changed copy of each of `rows`: between one and all columns change.
+
+    Positions change by normal steps with the deviation `width`. Half of the chosen indices change.
+    """
+    size = rows.shape
+    shares = rng.choice([min(1.0, 1.5 / max(encoding.active, 1.0)), 0.5, 1.0], size=(size[0], 1))
+    chosen = rng.random(size) < shares
+    chosen[np.arange(size[0]), rng.integers(size[1], size=size[0])] = True
+    listed = encoding.categories > 0
+    moved = np.abs(rows + rng.normal(size=size) * width)  # steps beyond a bound are reflected
+    moved = np.clip(np.where(moved > 1, 2 - moved, moved), 0.0, 1.0)
+    other = np.floor(rng.random(size) * encoding.categories)
+    chosen &= ~listed | (rng.random(size) < 0.5)
+    return np.where(chosen, np.where(listed, other, moved), rows)
+
+
+def _climbed(process: GaussianProcess, encoding: Encoding, best: float, starts: Floats) -> Floats:
+    """Return the rows in which the expected improvement has climbed from `starts` to its next maxima."""
+    movable = np.flatnonzero((encoding.categories == 0) & ~encoding.parents)
+    if not len(movable):
+        return starts
+    active = encoding.activity(starts)[:, movable]
+
+    def loss(moved: Floats) -> tuple[float, Floats]:
+        rows = starts.copy()
+        rows[:, movable] = moved.reshape(active.shape)
+        mean, deviation, by_mean, by_deviation = process.gradients(rows)
+        steps = (best - mean) / deviation
+        gain, slope = _log_gain(steps)
+        factors = (slope / deviation)[:, None]
+        rise = -factors * (by_mean + steps[:, None] * by_deviation) + by_deviation / deviation[:, None]
+        rise = np.where(active, rise[:, movable], 0.0)
+        return -float((gain + np.log(deviation)).sum()), -rise.ravel()
+
+    first = starts[:, movable].ravel()
+    ended = minimize(loss, first, np.zeros(len(first)), np.ones(len(first)), 15)
+    rows = starts.copy()
+    rows[:, movable] = ended.reshape(active.shape)
+    return encoding.snapped(rows)

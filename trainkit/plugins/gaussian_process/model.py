@@ -1,0 +1,293 @@
+"""Gaussian process over rows of an encoding, with a Matern 5/2 kernel that has a length for each column.
+
+The squared distance of two rows is a sum over their columns: the square of the difference of two positions,
+or 1 for two different indices, divided by the square of the column's length. The lengths, the variance and
+the noise are the most probable ones (MAP). Their logarithms have normal priors. The prior of a length grows
+with the square root of the number of active parameters, so that a model of many parameters begins as smooth
+as a model of few.
+
+Source: Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006, chapters 2, 4 and 5; Hvarfner,
+Hellsten, Nardi, "Vanilla Bayesian Optimization Performs Great in High Dimensions", ICML 2024, for the priors;
+Yeo, Johnson, "A new family of power transformations to improve normality or symmetry", Biometrika 87(4),
+2000, for the scale of losses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trainkit.plugins.gaussian_process.encoding import Encoding, Flags, Floats
+from trainkit.plugins.gaussian_process.minimize import minimize
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+IN_MODEL = 150
+"""Maximum number of results in the model."""
+IN_FIT = 64
+"""Maximum number of results from which the kernel's parameters are fitted."""
+ROOT5 = math.sqrt(5)
+_POWERS = np.linspace(-2.0, 3.0, 26)
+_LARGEST = 1e150
+"""Largest loss whose square is finite."""
+_FARTHEST = 1e3
+"""Largest distance from the median, in quartiles, that the power transform is given."""
+JITTER = 1e-6
+"""Part of the variance that is added to the noise, so that a matrix of equal rows can be inverted."""
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Means and deviations of the logarithms of the parameters of a process.
+
+    Attributes:
+        length: mean for a length, for one active parameter.
+        branch: mean for the length of a column that decides about other parameters: it is short, because
+            the results of one branch say little about the results of another.
+        length_deviation: deviation for lengths.
+        noise: mean for the variance of the noise, for losses with variance 1.
+        noise_deviation: deviation for the noise.
+    """
+
+    length: float = -0.2
+    branch: float = -0.36
+    length_deviation: float = 1.0
+    noise: float = -6.0
+    noise_deviation: float = 1.5
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel with its parameters.
+
+    Attributes:
+        listed: True for columns with indices, shape (d,).
+        weights: 1 / length**2 of each column, shape (d,).
+        variance: value of the kernel at distance 0.
+        noise: variance of a result's noise.
+    """
+
+    listed: Flags
+    weights: Floats
+    variance: float
+    noise: float
+
+    def __call__(self, rows: Floats, others: Floats) -> Floats:
+        """Return the covariance of each of `rows`, shape (m, d), with each of `others`, shape (n, d)."""
+        return self.of_distance(self.distance(rows, others))
+
+    def distance(self, rows: Floats, others: Floats) -> Floats:
+        """Return the distances, in lengths; shape (m, n)."""
+        roots = np.where(self.listed, 0.0, np.sqrt(self.weights))
+        a, b = rows * roots, others * roots
+        squares = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1) - 2 * (a @ b.T)
+        for place in np.flatnonzero(self.listed):
+            squares += self.weights[place] * (rows[:, place, None] != others[:, place])
+        found: Floats = np.sqrt(np.maximum(squares, 1e-16))
+        return found
+
+    def of_distance(self, distance: Floats) -> Floats:
+        """Return the covariance at each distance."""
+        scaled = ROOT5 * distance
+        found: Floats = self.variance * (1 + scaled + scaled * scaled / 3) * np.exp(-scaled)
+        return found
+
+    def slope(self, distance: Floats) -> Floats:
+        """Return the derivative of the covariance by half the squared distance, with its sign turned."""
+        scaled = ROOT5 * distance
+        found: Floats = self.variance * 5 / 3 * (1 + scaled) * np.exp(-scaled)
+        return found
+
+
+class _Posterior:
+    """Logarithm of the posterior density of a kernel's parameters, given results, with its sign turned.
+
+    The parameters are the logarithms of the lengths, of the variance and of the noise.
+    """
+
+    def __init__(self, encoding: Encoding, rows: Floats, losses: Floats, prior: Prior) -> None:
+        self._losses, self._listed = losses, encoding.categories > 0
+        self._places = np.triu_indices(len(rows), 1)
+        differences = rows[self._places[0]] - rows[self._places[1]]
+        self._squares = np.where(self._listed, differences != 0, differences**2)
+        wide = prior.length + 0.5 * math.log(max(encoding.active, 1.0))
+        lengths = np.where(encoding.parents & self._listed, prior.branch, wide)
+        variance = math.log(max(float(losses.var()), 1e-6))
+        self.means = np.concatenate([lengths, [variance, prior.noise]])
+        deviations = [prior.length_deviation] * len(lengths)
+        self._precisions = np.array([*deviations, 1.0, prior.noise_deviation]) ** -2.0
+        self.low, self.high = self.means - 4, self.means + 4
+        self.low[-1], self.high[-1] = -12.0, 1.0
+
+    def kernel(self, logs: Floats) -> Kernel:
+        return Kernel(self._listed, np.exp(-2 * logs[:-2]), math.exp(logs[-2]), math.exp(logs[-1]))
+
+    def __call__(self, logs: Floats) -> tuple[float, Floats]:
+        kernel = self.kernel(logs)
+        distance = np.sqrt(self._squares @ kernel.weights + 1e-16)
+        above = kernel.of_distance(distance)
+        matrix = np.zeros((len(self._losses),) * 2)
+        matrix[self._places] = above
+        matrix += matrix.T
+        noise = kernel.noise + JITTER * kernel.variance
+        np.fill_diagonal(matrix, kernel.variance + noise)
+        inverse = np.linalg.inv(matrix)
+        weighted = inverse @ self._losses
+        log_determinant = float(np.linalg.slogdet(matrix)[1])
+        residual = inverse - np.outer(weighted, weighted)
+        of_pairs, trace = residual[self._places], float(np.trace(residual))
+        by_length = ((of_pairs * kernel.slope(distance)) @ self._squares) * kernel.weights
+        by_variance = float(of_pairs @ above) + 0.5 * kernel.variance * (1 + JITTER) * trace
+        off = logs - self.means
+        value = 0.5 * (float(self._losses @ weighted) + log_determinant + float(self._precisions @ off**2))
+        gradient = np.concatenate([by_length, [by_variance, 0.5 * kernel.noise * trace]])
+        return value, gradient + self._precisions * off
+
+
+def fitted_kernel(
+    encoding: Encoding, rows: Floats, losses: Floats, prior: Prior | None = None, iterations: int = 20
+) -> Kernel:
+    """Return the most probable kernel, given results.
+
+    Args:
+        encoding: encoding of the rows.
+        rows: shape (n, d).
+        losses: losses with mean 0 and a variance near 1, shape (n,).
+        prior: priors of the kernel's parameters; None: the defaults.
+        iterations: maximum number of steps.
+    """
+    posterior = _Posterior(encoding, rows, losses, prior or Prior())
+    logs = minimize(posterior, posterior.means, posterior.low, posterior.high, iterations)
+    return posterior.kernel(logs)
+
+
+class GaussianProcess:
+    """Gaussian process, conditioned on results.
+
+    Args:
+        kernel: the kernel.
+        rows: rows with results, shape (n, d).
+        losses: their losses, shape (n,); far from all rows, the process expects 0.
+    """
+
+    def __init__(self, kernel: Kernel, rows: Floats, losses: Floats) -> None:
+        self.kernel, self.rows, self._losses = kernel, rows, losses
+        matrix = kernel(rows, rows)
+        matrix[np.diag_indices(len(rows))] = kernel.variance * (1 + JITTER) + kernel.noise
+        self._root = np.linalg.inv(np.linalg.cholesky(matrix))
+        self._weighted = self._root.T @ (self._root @ losses)
+
+    def predict(self, rows: Floats) -> tuple[Floats, Floats]:
+        """Return the mean and the standard deviation of the loss without noise, for each of `rows`."""
+        covariance = self.kernel(rows, self.rows)
+        scaled = covariance @ self._root.T
+        variance = self.kernel.variance - (scaled * scaled).sum(axis=1)
+        return covariance @ self._weighted, np.sqrt(np.maximum(variance, 1e-10))
+
+    def mean(self, rows: Floats) -> Floats:
+        """Return the mean of the loss, for each of `rows`."""
+        found: Floats = self.kernel(rows, self.rows) @ self._weighted
+        return found
+
+    def gradients(self, rows: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return mean and deviation for each of `rows`, and their derivatives by each column, shape (m, d).
+
+        The derivatives by columns with indices are 0.
+        """
+        distance = self.kernel.distance(rows, self.rows)
+        covariance, slope = self.kernel.of_distance(distance), self.kernel.slope(distance)
+        scaled = covariance @ self._root.T
+        deviation = np.sqrt(np.maximum(self.kernel.variance - (scaled * scaled).sum(axis=1), 1e-10))
+        weights = np.where(self.kernel.listed, 0.0, self.kernel.weights)
+
+        def derivative(factors: Floats) -> Floats:
+            found: Floats = (factors @ self.rows - factors.sum(axis=1)[:, None] * rows) * weights
+            return found
+
+        by_mean = derivative(slope * self._weighted)
+        by_deviation = -derivative(slope * (scaled @ self._root)) / deviation[:, None]
+        return covariance @ self._weighted, deviation, by_mean, by_deviation
+
+    def with_expected(self, rows: Floats) -> GaussianProcess:
+        """Return the process in which each of `rows` has the result that this process expects."""
+        if not len(rows):
+            return self
+        losses = np.concatenate([self._losses, self.mean(rows)])
+        return GaussianProcess(self.kernel, np.concatenate([self.rows, rows]), losses)
+
+
+# --- from results to a process --------------------------------------------------------------------
+
+
+def process_of(encoding: Encoding, rows: Floats, losses: Sequence[float]) -> GaussianProcess:
+    """Return the process of the results of a search.
+
+    Args:
+        encoding: encoding of the rows.
+        rows: the trials in the order of their suggestions, shape (n, d).
+        losses: their losses; NaN for a trial without a result. At least one is finite.
+    """
+    scaled = standardized(filled(losses))
+    chosen = representatives(rows, scaled, IN_FIT)
+    kernel = fitted_kernel(encoding, rows[chosen], scaled[chosen])
+    chosen = representatives(rows, scaled, IN_MODEL)
+    return GaussianProcess(kernel, rows[chosen], scaled[chosen])
+
+
+def filled(losses: Sequence[float]) -> Floats:
+    """Return losses in which NaN, a trial without a result, is as bad as the worst result."""
+    found: Floats = np.clip(np.array(losses, dtype=float), -_LARGEST, _LARGEST)
+    found[np.isnan(found)] = np.nanmax(found)
+    return found
+
+
+def standardized(losses: Floats) -> Floats:
+    """Return the Yeo-Johnson transform of losses, with mean 0 and variance 1.
+
+    The power is the most likely of 26 powers. It turns skewed losses into nearly normal ones, but keeps
+    the distances of losses without skew.
+    """
+    low, middle, high = np.quantile(losses, (0.25, 0.5, 0.75))
+    scale = (high - low) or losses.std() or 1.0
+    values = np.clip((losses - middle) / scale, -_FARTHEST, _FARTHEST)
+    logs = np.log1p(np.abs(values))
+    transformed = np.where(values >= 0, _power(logs, _POWERS[:, None]), -_power(logs, 2 - _POWERS[:, None]))
+    jacobian = (np.sign(values) * logs).sum()
+    likely = (_POWERS - 1) * jacobian - 0.5 * len(losses) * np.log(transformed.var(axis=1) + 1e-300)
+    best = transformed[int(np.argmax(likely))]
+    found: Floats = (best - best.mean()) / (best.std() or 1.0)
+    return found
+
+
+def _power(logs: Floats, power: Floats) -> Floats:
+    """Return ((1 + a)**power - 1) / power for `logs` = log(1 + a); `logs` itself for the power 0."""
+    flat = np.abs(power) < 1e-9
+    found: Floats = np.where(flat, logs, np.expm1(logs * power) / np.where(flat, 1.0, power))
+    return found
+
+
+def representatives(rows: Floats, losses: Floats, most: int) -> NDArray[np.intp]:
+    """Return the indices of at most `most` trials: half are the best, a sixth the latest, others far apart.
+
+    Args:
+        rows: the trials in the order of their suggestions, shape (n, d).
+        losses: their losses, shape (n,).
+        most: maximum number of trials.
+    """
+    if len(rows) <= most:
+        return np.arange(len(rows))
+    taken = np.zeros(len(rows), dtype=bool)
+    taken[np.argsort(losses, kind="stable")[: most // 2]] = True
+    taken[np.flatnonzero(~taken)[-(most // 6) :]] = True
+    chosen = np.flatnonzero(taken)
+    nearest = np.full(len(rows), np.inf)
+    for number in range(most):
+        if number >= len(chosen):
+            chosen = np.append(chosen, np.argmax(nearest))
+        nearest = np.minimum(nearest, ((rows - rows[chosen[number]]) ** 2).sum(axis=1))
+    return np.sort(chosen)
