@@ -161,7 +161,8 @@ def step_by_step(config: dict[str, Any]) -> None:
         plugins=[ray_names.RayLightningEnvironment()],
         callbacks=[ray_names.RayTrainReportCallback(every_n_train_steps=1)],
     )
-    loader = DataLoader(library_loops.points(), 8 // workers, shuffle=True)
+    points, loaders = library_loops.points(), config.get("loaders", 0)
+    loader = DataLoader(points, 8 // workers, shuffle=True, num_workers=loaders)
     ray_names.prepare_trainer(trainer).fit(
         Line(), loader, ckpt_path=None if start is None else os.path.join(start, "checkpoint.ckpt")
     )
@@ -171,13 +172,14 @@ REPORTED = ("step", "epoch", "samples", "loss")
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("loaders", [0, 1], ids=["alone", "with loader processes"])
 @pytest.mark.parametrize("step", [6, 8], ids=["within an epoch", "after the last batch"])
-def test_a_fit_continues_with_the_next_batch(step: int, tmp_path: Path) -> None:
-    expected = trainer(step_by_step, tmp_path / "whole").fit().metrics_dataframe
+def test_a_fit_continues_with_the_next_batch(step: int, loaders: int, tmp_path: Path) -> None:
+    config = {"loaders": loaders}
+    expected = trainer(step_by_step, tmp_path / "whole", config).fit().metrics_dataframe
+    config["dies_after"] = step
     again = {"failure_config": FailureConfig(max_failures=1)}
-    found = (
-        trainer(step_by_step, tmp_path / "killed", {"dies_after": step}, run=again).fit().metrics_dataframe
-    )
+    found = trainer(step_by_step, tmp_path / "killed", config, run=again).fit().metrics_dataframe
     for name in REPORTED:
         assert list(found[name]) == list(expected[name])
 
@@ -192,6 +194,41 @@ def test_a_fit_continues_on_another_number_of_workers(tmp_path: Path) -> None:
     ).fit()
     for name in REPORTED:
         assert list(rest.metrics_dataframe[name]) == pytest.approx(list(expected[name])[6:], abs=1e-9)
+
+
+def notes_handlers(config: dict[str, Any]) -> None:
+    import lightning.pytorch as pl
+
+    from trainkit.train.lightning import RayDDPStrategy, RayLightningEnvironment
+
+    class Line(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            train.report({"kept": signal.getsignal(signal.SIGTERM) is before})
+            return self.layer(batch).sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    before = signal.getsignal(signal.SIGTERM)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    fit = pl.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        devices="auto",
+        strategy=RayDDPStrategy(),
+        plugins=[RayLightningEnvironment()],
+        **quiet,
+    )
+    fit.fit(Line(), DataLoader(torch.ones(2, 1), 1))
+
+
+def test_workers_keep_their_signal_handlers(tmp_path: Path) -> None:
+    """At a signal to all processes, Lightning's handler would mix its collectives with those of the step."""
+    assert trainer(notes_handlers, tmp_path).fit().metrics["kept"]
 
 
 def test_a_subclass_of_a_strategy_extends_the_trainers_package() -> None:

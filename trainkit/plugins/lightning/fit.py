@@ -242,8 +242,6 @@ class LightningFit:
         connector.on_epoch_end = after(connector.on_epoch_end, self._take_logged)
         connector.on_batch_end = after(connector.on_batch_end, self._end_batch)
         connector.update_eval_epoch_metrics = after(connector.update_eval_epoch_metrics, self._take_logged)
-        # Lightning's handlers would keep SIGTERM from ending a worker that waits between epochs.
-        trainer._signal_connector.register_signal_handlers = _no_handlers
         path = None
         if self.state_to_load is not None:
             path, state = "the trainer's state", self.state_to_load
@@ -525,10 +523,6 @@ class LightningFit:
         if self._stand_in is not None:
             self._stand_in.end()
             self._stand_in = None
-
-
-def _no_handlers() -> None:
-    """Do nothing; this function replaces Lightning's method that registers signal handlers."""
 
 
 def whole_batches(loader: Any, group: ProcessGroup) -> tuple[Any, int | None]:

@@ -12,7 +12,7 @@ from abc import ABCMeta
 from typing import Any, cast
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
 from trainkit.errors import ConfigError
 from trainkit.plugins.lightning.callbacks import FIRST, PACKAGES, OfEitherPackage, class_in
@@ -60,6 +60,11 @@ class _ResumableLoader(PlacedLoader):
         )
         self._trainer = trainer
 
+    def __iter__(self) -> Any:
+        # Lightning begins the pass of a fit that resumes before it sets the sampler's epoch, and processes of
+        # the loader draw their samples at once. So the pass begins with the first batch.
+        yield from super().__iter__()
+
     def _taken_ahead(self) -> int:
         # Lightning takes a batch ahead if the number of batches is unknown.
         return len(getattr(self._trainer.fit_loop._data_fetcher, "batches", ()))
@@ -106,6 +111,12 @@ class _OnWorker(OfEitherPackage):
             )
         super().setup_environment()  # type: ignore[misc]
 
+    def setup(self, trainer: Any) -> None:
+        # Lightning's handler of SIGTERM would run a collective in the middle of any other collective, and
+        # would be inherited by the processes of loaders.
+        trainer._signal_connector.register_signal_handlers = lambda: None
+        super().setup(trainer)  # type: ignore[misc]
+
     @property
     def root_device(self) -> torch.device:
         return get_device()
@@ -115,9 +126,6 @@ class _OnWorker(OfEitherPackage):
         trainer = self.lightning_module.trainer  # type: ignore[attr-defined]
         if not trainer.training or not isinstance(loader, DataLoader) or hasattr(loader, "state_dict"):
             return loader
-        if isinstance(sampler := sampler_of(loader), DistributedSampler):
-            # Lightning sets the epoch only after it has begun the pass of a fit that resumes.
-            sampler.set_epoch(trainer.current_epoch)
         return _ResumableLoader(loader, trainer)
 
     @property

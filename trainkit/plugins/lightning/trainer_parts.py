@@ -68,8 +68,9 @@ class _InWorker:
         self._launcher = _Direct()
 
     def setup(self, trainer: Any) -> None:
-        lightning: Any = super()
-        lightning.setup(trainer)
+        # Lightning's handlers would keep SIGTERM from ending a worker that waits between epochs.
+        trainer._signal_connector.register_signal_handlers = lambda: None
+        super().setup(trainer)  # type: ignore[misc]
         self.fit.note_set_up()
 
     def process_dataloader(self, dataloader: Any) -> Any:
