@@ -48,7 +48,7 @@ LOG = "node.log"
 
 _LOOK_S = 1.0
 """Interval for serving the queue even without freed resources, as a request blocks others only for a time."""
-_END_S = 2.0
+_END_S = 10.0
 _LAST_WORDS_S = 0.25
 """Time for callers to ask how the last detached actor ended, before the node ends too."""
 _GRACE_S = 2.0
@@ -347,7 +347,7 @@ class Node:
     def end_everything(self) -> None:
         """Kill all descendants.
 
-        Return when no descendant is left, or when the number of descendants has not decreased for 2 s.
+        Return when no descendant is left, or when the number of descendants has not decreased for 10 s.
         """
         signal.set_wakeup_fd(-1)
 
