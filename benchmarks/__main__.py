@@ -43,6 +43,7 @@ BENCHMARKS = {
     "decisions": [],
     "pbt_digits": ["--seeds", "2"],
     "search": ["--small"],
+    "resume_time": [],
     "soak": ["--minutes", "1"],
     "kills": ["--kills", "60"],
 }

@@ -34,6 +34,7 @@ SMALL = {
     "kills": [],
     "pbt_digits": [],
     "pools": [],
+    "resume_time": [],
     "runtime": [],
     "simulator": ["--only", "toy", "scaling", "cost", "large"],
     "soak": [],
