@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from tests.conftest import eventually
 from tests.train.operators import Digits, gang_losses, make_parts, plain_loop, plain_losses
 from trainkit.errors import GangError
 from trainkit.runtime.local.system import process
-from trainkit.train import BATCH_SIZE, TorchTrainer
+from trainkit.train import BATCH_SIZE, CheckpointConfig, TorchTrainer
 from trainkit.train.checkpoint import files
 from trainkit.train.workers import placement, recovery
 
@@ -129,3 +131,58 @@ def test_a_gang_through_its_losses(tmp_path: Path, ray_cluster: Any, monkeypatch
         with pytest.raises(GangError, match="have ended"):
             trainer.train()
     assert eventually(lambda: not any(process.exists(pid) for pid in {*pids, *after, *last}))
+
+
+class Waits(Digits):
+    """Its workers note their steps, and wait within the second epoch until a machine is lost."""
+
+    def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
+        metrics = super().train_batch(batch, batch_info)
+        folder, step = Path(batch_info["folder"]), batch_info["batch_idx"]
+        with (folder / "steps").open("a") as file:
+            file.write(f"{batch_info['epoch_idx']}.{step} ")
+        if (batch_info["epoch_idx"], step) == (1, 2) and not (folder / "lost").exists():
+            (folder / f"reached{self.world_rank}").touch()
+            while not (folder / "lost").exists():
+                time.sleep(0.01)
+        return metrics
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("every_steps", "first"), [(None, "1.0"), (2, "1.2")], ids=["by epochs", "by steps"])
+def test_a_machine_lost_within_an_epoch(
+    every_steps: int | None,
+    first: str,
+    tmp_path: Path,
+    ray_cluster: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The epoch begins again, or continues after the last checkpoint by steps, with the same numbers."""
+    monkeypatch.setattr(recovery, "REFORM_WAIT_S", 3.0)
+    monkeypatch.setattr(placement, "AT_ONCE_S", 60.0)
+    if trainkit.cluster_resources()["CPU"] < 2:
+        ray_cluster.add_node(num_cpus=1, include_dashboard=False)
+    assert eventually(lambda: trainkit.available_resources().get("CPU", 0) >= 2, 60)
+    config = CheckpointConfig(every_steps=every_steps, num_to_keep=2)
+    saved = {"checkpoint_dir": tmp_path / "checkpoints", "checkpoint_config": config}
+    info = {"folder": str(tmp_path)}
+    with make_trainer(Waits, min_workers=1, timeout_s=300, **saved) as trainer:
+        trainer.train(info=info)
+        nodes, pids, _ = zip(*trainer.apply_all_workers(whereabouts), strict=True)
+        assert len(set(nodes)) == 2
+
+        def lose() -> None:
+            assert eventually(lambda: all((tmp_path / f"reached{rank}").exists() for rank in (0, 1)), 200)
+            lose_a_machine(ray_cluster, pids)
+            (tmp_path / "steps").unlink()
+            (tmp_path / "lost").touch()
+
+        with ThreadPoolExecutor(1) as pool:
+            losing = pool.submit(lose)
+            result = trainer.train(info=info, reduce_results=False)
+            losing.result()
+        assert [(each["epoch"], each["num_samples"]) for each in result] == [(2, 75)]
+        assert (tmp_path / "steps").read_text().split()[0] == first
+        model, plain = trainer.get_model(), plain_model([4, 4])
+        for name, value in plain.state_dict().items():
+            assert torch.allclose(model.state_dict()[name], value, atol=1e-9, rtol=0)
