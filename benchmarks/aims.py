@@ -149,6 +149,14 @@ AIMS = {
         "programs that hang": Aim(0),
         "things left behind": Aim(0),
         "errors that do not name the damaged file": Aim(0),
+        "exit codes that do not name the signal": Aim(0),
+        "ranks that end at different steps": Aim(0),
+        "incomplete files after a request to end": Aim(0),
+    },
+    "resume_time": {
+        **{f"beyond a start at {percent} % of an epoch": Aim(1.5) for percent in (10, 50, 90)},
+        "the program grows over many saves by": Aim(10),
+        "its session grows over many saves by": Aim(10),
     },
     "soak": {"calls answered wrongly": Aim(0), "processes left behind": Aim(0)},
 }

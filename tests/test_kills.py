@@ -15,7 +15,7 @@ import pytest
 from benchmarks.kills import plan, processes
 from benchmarks.kills.cycle import environment_of
 from benchmarks.kills.job import Job
-from benchmarks.kills.parts import PARTS
+from benchmarks.kills.parts import ASKED, KILLED
 from benchmarks.kills.warm import WarmParent
 from benchmarks.rows import Row, rows_of
 from tests.conftest import eventually, run_python
@@ -29,6 +29,8 @@ KILLS = 6
 
 COLD = ("calls", "ddp")
 """Programs that are also started as new Python processes."""
+REQUESTS = 3
+"""Number of requests to end of each program."""
 
 
 def campaign(folder: Path, *options: object) -> dict[str, Row]:
@@ -38,11 +40,19 @@ def campaign(folder: Path, *options: object) -> dict[str, Row]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", KILLED)
 def test_killed_at_random_moments_everything_acknowledged_is_there(part: str, tmp_path: Path) -> None:
     rows = campaign(tmp_path, "--kills", KILLS, "--parts", part, "--jobs", 2)
     assert rows["kills"].value >= KILLS
     assert rows["results there"].value == rows["results acknowledged"].value > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ASKED)
+def test_asked_to_end_in_any_phase_the_same_command_continues(part: str, tmp_path: Path) -> None:
+    rows = campaign(tmp_path, "--signals", "--kills", REQUESTS, "--parts", part, "--jobs", 1)
+    assert rows["kills"].value >= REQUESTS
+    assert rows["results there"].value == rows["results acknowledged"].value
 
 
 @pytest.mark.slow

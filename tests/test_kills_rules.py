@@ -12,9 +12,10 @@ from benchmarks.kills import checks, plan, processes, state
 from benchmarks.kills.cycle import Record
 from benchmarks.kills.findings import Findings
 from benchmarks.kills.job import Job
-from benchmarks.kills.parts import PARTS
+from benchmarks.kills.parts import ASKED, KILLED, PARTS
 
-TARGETS = {name: part.targets for name, part in PARTS.items()}
+TARGETS = {name: PARTS[name].targets for name in KILLED}
+PHASES = {name: PARTS[name].phases for name in ASKED}
 SPANS = {name: part.span_s for name, part in PARTS.items()}
 
 
@@ -31,14 +32,30 @@ def test_a_seed_gives_the_same_cycles_and_another_seed_others() -> None:
 
 
 def test_every_round_has_each_part_once() -> None:
-    for first in range(0, 3 * len(PARTS), len(PARTS)):
-        assert {each.part for each in cycles(4, 3 * len(PARTS))[first : first + len(PARTS)]} == {*PARTS}
+    count = len(KILLED)
+    for first in range(0, 3 * count, count):
+        assert {each.part for each in cycles(4, 3 * count)[first : first + count]} == {*KILLED}
 
 
 def test_every_target_and_every_fault_is_hit() -> None:
     hit = {(each.part, strike.target) for each in cycles(0, 1500) for strike in each.strikes}
     assert hit == {(name, target) for name, targets in TARGETS.items() for target in targets}
     assert {strike.fault for each in cycles(0, 100) for strike in each.strikes} == {*plan.FAULTS}
+
+
+def test_requests_come_in_every_phase_to_the_program_and_to_all_of_its_processes() -> None:
+    planned = [plan.cycle(5, number, PHASES, SPANS, PHASES) for number in range(400)]
+    assert all(each.requests for each in planned) and not any(each.requests for each in cycles(5, 60))
+    strikes = [(each.part, strike) for each in planned for strike in each.strikes]
+    assert {(part, strike.phase) for part, strike in strikes} == {
+        (part, phase) for part, phases in PHASES.items() for phase in phases
+    }
+    assert {(strike.target, strike.fault) for _, strike in strikes} == {
+        (target, fault)
+        for target in (plan.DRIVER, plan.JOB, plan.WORKER)
+        for fault in ("term", "usr1", "usr2")
+    }
+    assert all(strike.asks == (strike.target != plan.WORKER) for _, strike in strikes)
 
 
 # --- the checks -------------------------------------------------------------------------------------
@@ -117,6 +134,10 @@ def test_populations_need_not_repeat_an_undisturbed_run() -> None:
         (TRAINED, {**EPOCHS, "steps": 7}, {"differing"}),
         ([*PLACED, ["resumed", 1, 5], TRAINED[3]], EPOCHS, set()),
         ([*PLACED, ["resumed", 1, 3], TRAINED[3]], EPOCHS, {"missing"}),
+        ([*TRAINED[:2], ["asked", 5], ["resumed", 1, 4], TRAINED[3]], EPOCHS, set()),
+        ([*TRAINED[:2], ["asked", 5], ["resumed", 1, 3], TRAINED[3]], EPOCHS, {"missing"}),
+        ([*TRAINED[:2], ["loss", 2, 0.2]], EPOCHS, set()),
+        ([*TRAINED[:2], ["loss", 2, 0.3]], EPOCHS, {"differing"}),
     ],
 )
 def test_epochs(acks: Any, outcome: Any, expected: set[str]) -> None:
@@ -127,6 +148,11 @@ def test_places_within_an_epoch_are_counted() -> None:
     acks = [["resumed", 0, 0], ["place", 2], ["resumed", 0, 2], ["place", 3], ["resumed", 1, 3]]
     findings = checks.check_epochs(acks, EPOCHS, EPOCHS)
     assert (findings.acknowledged, findings.there, findings.within) == (2, 2, 1)
+
+
+def test_steps_that_a_request_has_cost_are_counted() -> None:
+    acks = [["resumed", 0, 0], ["asked", 3], ["resumed", 0, 2], ["asked", 5], ["resumed", 1, 5]]
+    assert checks.check_epochs(acks, EPOCHS, EPOCHS).lost == 1
 
 
 def test_candidates() -> None:
@@ -182,13 +208,15 @@ def test_a_campaign_resumes_only_from_its_own_file(tmp_path: Path) -> None:
     cycle = plan.cycle(1, 0, TARGETS, SPANS)
     findings = Findings(acknowledged=3, there=2, within=1, missing=["a"])
     record = Record(struck=[*cycle.strikes], codes=[-9, 0], findings=findings)
-    state.append(path, state.line_of(cycle, record, 1, list(PARTS), 2.0))
+    state.append(path, state.line_of(cycle, record, 1, list(PARTS), took_s=2.0))
     (line,) = state.read(path, 1, list(PARTS))
     assert (line["cycle"], line["missing"], len(line["struck"])) == (0, ["a"], len(cycle.strikes))
     total = state.totals([line], PARTS)[cycle.part]
     assert (total.acknowledged, total.there, total.within) == (3, 2, 1)
     assert total.kills.total() == len(cycle.strikes)
     assert total.faults["missing"] == 1
+    with pytest.raises(ValueError, match="give the same arguments"):
+        state.read(path, 1, list(PARTS), signals=True)
     with pytest.raises(
         ValueError, match=r"belongs to a campaign with --seed 1 --parts calls .*: give the same"
     ):

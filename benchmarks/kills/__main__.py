@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -31,13 +32,14 @@ from typing import Any
 from benchmarks.kills import plan, state
 from benchmarks.kills.cycle import Record, Start, cold, environment_of, mount, run, undisturbed, unmount
 from benchmarks.kills.findings import FAULTY
-from benchmarks.kills.parts import PARTS
+from benchmarks.kills.parts import ASKED, KILLED, PARTS
 from benchmarks.kills.plan import Cycle
 from benchmarks.kills.warm import WarmParent
 from benchmarks.rows import MORE, Report, Row, parser
 
 KILLS = 100
-SMALL_PARTS = ("calls", "fifo")
+SMALL_PARTS = {False: ["calls", "fifo"], True: ["function"]}
+"""Programs of the small form, without and with `--signals`."""
 SMALL_KILLS = 4
 NAMES = {
     "missing": "acknowledged results missing",
@@ -47,6 +49,9 @@ NAMES = {
     "hung": "programs that hang",
     "left": "things left behind",
     "unnamed": "errors that do not name the damaged file",
+    "exits": "exit codes that do not name the signal",
+    "apart": "ranks that end at different steps",
+    "halves": "incomplete files after a request to end",
 }
 """Name of the row for each kind of fault."""
 
@@ -60,6 +65,7 @@ class Campaign:
         folder: folder for the cycles, which stays if a check finds a fault.
         path: file for the state; None: no file.
         start: function that starts a program.
+        signals: True for requests to end in chosen phases; False for faults of all kinds.
 
     Attributes:
         lines: lines of the state.
@@ -67,17 +73,25 @@ class Campaign:
     """
 
     def __init__(
-        self, seed: int, parts: Sequence[str], folder: Path, path: Path | None, start: Start
+        self,
+        seed: int,
+        parts: Sequence[str],
+        folder: Path,
+        path: Path | None,
+        start: Start,
+        *,
+        signals: bool,
     ) -> None:
         self._seed = seed
         self._parts = parts
         self._folder = folder
         self._path = path
         self._start = start
+        self._signals = signals
         self._over = threading.Event()
         self._expected: dict[str, Any] = {}
         self._first = {name: threading.Lock() for name in parts}
-        self.lines = state.read(path, seed, parts)
+        self.lines = state.read(path, seed, parts, signals=signals)
         self.disks = _mounts(folder / "disk")
 
     @property
@@ -107,7 +121,8 @@ class Campaign:
             for name in self._parts
         }
         spans = {name: PARTS[name].span_s for name in self._parts}
-        return plan.cycle(self._seed, number, targets, spans)
+        phases = {name: PARTS[name].phases for name in self._parts} if self._signals else None
+        return plan.cycle(self._seed, number, targets, spans, phases)
 
     def _undisturbed(self, name: str) -> Any:
         with self._first[name]:
@@ -124,7 +139,7 @@ class Campaign:
         return record, time.monotonic() - begun
 
     def _note(self, cycle: Cycle, record: Record, took_s: float) -> None:
-        line = state.line_of(cycle, record, self._seed, self._parts, took_s)
+        line = state.line_of(cycle, record, self._seed, self._parts, took_s=took_s, signals=self._signals)
         self.lines.append(line)
         if self._path is not None:
             state.append(self._path, line)
@@ -172,12 +187,15 @@ def report(campaign: Campaign, parts: Sequence[str], *, seconds: float, new: int
             rows.skip("kills by a full disk", "only root can mount the disk that is filled")
         for part, total in found.items():
             rows.add(Row(f"{part}: kills", better="").measured([total.kills.total()]))
+        for phase, count in sum((total.phases for total in found.values()), Counter()).items():
+            rows.add(Row(f"requests in {phase}", better="").measured([count]))
         rows.add(Row("kills", better="").measured([campaign.kills]))
         rows.add(Row("kills a second", "1/s", MORE).measured([new / seconds]))
         counts = {
             "acknowledged": "acknowledged",
             "there": "there",
             "within": "that are places within an epoch",
+            "lost": "of steps that a request to end has cost",
         }
         for name, words in counts.items():
             count = sum(getattr(total, name) for total in found.values())
@@ -192,7 +210,12 @@ def arguments() -> argparse.Namespace:
     options = parser(__doc__)
     options.add_argument("--kills", type=int, default=KILLS, help="number of faults; default %(default)s")
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
+    options.add_argument("--parts", nargs="+", choices=PARTS, help="programs; default: all")
+    options.add_argument(
+        "--signals",
+        action="store_true",
+        help="send only requests to end (SIGTERM, SIGUSR1, SIGUSR2), each in a chosen phase of a program",
+    )
     options.add_argument(
         "--jobs", type=int, default=2 * (os.cpu_count() or 1), help="cycles at once; default: twice the CPUs"
     )
@@ -201,8 +224,12 @@ def arguments() -> argparse.Namespace:
     options.add_argument("--cold", action="store_true", help="start each program as a new Python process")
     options.add_argument("--list", action="store_true", help="print the programs and their targets")
     found = options.parse_args()
+    possible = ASKED if found.signals else KILLED
     if found.small:
-        found.kills, found.parts = SMALL_KILLS, [*SMALL_PARTS]
+        found.kills, found.parts = SMALL_KILLS, SMALL_PARTS[found.signals]
+    found.parts = found.parts or [*possible]
+    if wrong := {*found.parts}.difference(possible):
+        options.error(f"--parts {' '.join(sorted(wrong))}: choose from {' '.join(possible)}")
     return found
 
 
@@ -215,13 +242,16 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if given.list:
         for name in given.parts:
-            print(f"{name:<10} {' '.join(PARTS[name].targets)}")
+            part = PARTS[name]
+            print(f"{name:<12} {' '.join(part.phases if given.signals else part.targets)}")
         return 0
     folder = given.folder or Path(tempfile.mkdtemp(prefix="kills-"))
     folder.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
     with _starts(folder.resolve(), cold_only=given.cold) as start:
-        campaign = Campaign(given.seed, given.parts, folder.resolve(), given.resume, start)
+        campaign = Campaign(
+            given.seed, given.parts, folder.resolve(), given.resume, start, signals=given.signals
+        )
         before = campaign.kills
         campaign.run(given.kills, given.jobs)
     seconds = time.monotonic() - begun

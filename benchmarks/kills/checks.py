@@ -74,17 +74,26 @@ def check_reports(acks: Acks, outcome: Any, expected: Any, *, exact: bool) -> Fi
 def check_epochs(acks: Acks, outcome: Any, expected: Any) -> Findings:
     """Check that no acknowledged epoch or step was trained again.
 
-    All numbers must equal those of an undisturbed run.
+    All numbers must equal those of an undisturbed run. A request to end may cost the step in hand at most.
     """
     findings = Findings()
-    last = place = 0
+    last = place = asked = 0
     for kind, *values in acks:
         if kind == "resumed":
             epoch, step = (*values, place)[:2]
             findings.missing += [f"epoch {each}" for each in range(epoch + 1, last + 1)]
             if step < place:
                 findings.missing.append(f"step {place}: resumed after step {step}")
-            last, place = epoch, step
+            if step < asked:
+                findings.lost += asked - step
+            if step < asked - 1:
+                findings.missing.append(f"steps after {step}: finished before a request in step {asked}")
+            last, place, asked = epoch, step, 0
+        elif kind == "asked":
+            (asked,) = values
+        elif kind == "loss":
+            epoch, loss = values
+            findings.equal(f"loss of epoch {epoch}", loss, expected["losses"][str(epoch)])
         elif kind == "place":
             (place,) = values
             findings.acknowledged += 1

@@ -33,18 +33,23 @@ CLEAN_S = 2.0
 FIND_S = 2.0
 """Time within which a fault must find its target; a run may have none, such as a search without workers."""
 LOOK_S = 0.02
+MOST_OVERLOAD = 4.0
+"""Largest factor by which an overloaded machine makes the limit of a run longer."""
 DISK_BYTES = 16 * 2**20
 """Size of the disk of a cycle that fills it."""
 BACK_S = 3600.0
 RUNS = 6
 """Number of runs in which a program must complete after its last fault."""
-IN_FLIGHT = 4
-"""Largest number of results that a program may acknowledge after a request to end."""
+GRACE_S = 60
+"""Grace period of a program whose requests to end must cost nothing, in seconds."""
+HALF = (".partial", ".tmp", ".new", "tmp_")
+"""Parts of the names of incomplete files of trainkit, and of the programs here."""
 SIGNALS = {
     "kill": signal.SIGKILL,
     "term": signal.SIGTERM,
     "int": signal.SIGINT,
     "usr1": signal.SIGUSR1,
+    "usr2": signal.SIGUSR2,
     "stop": signal.SIGSTOP,
 }
 
@@ -107,7 +112,7 @@ def environment_of(clock: Path | None) -> dict[str, str]:
     paths = [HERE.parent, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     found = {
         **os.environ,
-        "TRAINKIT_PREEMPT_SIGNALS": "USR1",
+        "TRAINKIT_PREEMPT_SIGNALS": "USR1,USR2",
         "TRAINKIT_STOP_GRACE_S": "2",
         "OMP_NUM_THREADS": "1",
     }
@@ -171,6 +176,7 @@ class Stage:
         self._segments = processes.segments()
         self._driver: Program | None = None
         self._begun = 0
+        self._noted: dict[str, int] = {}
         self._older: set[str] = set()
         if folder.exists():
             shutil.rmtree(folder)
@@ -204,8 +210,11 @@ class Stage:
             "TMPDIR": str(self._scratch),
             "TRAINKIT_RUNTIME_DIR": str(self._scratch),
         }
+        if self._cycle.requests:
+            environment["TRAINKIT_STOP_GRACE_S"] = str(GRACE_S)
         self._driver = self._start([self._cycle.part, str(self.job.folder)], environment, self.job.folder)
         self._begun = self.acknowledged()
+        self._noted = {name: len(self.job.lines(name)) for name in ("phases", "steps")}
         self._older = {f"file {path.name}" for path in self._scratch.iterdir()}
 
     @property
@@ -220,7 +229,7 @@ class Stage:
 
     def end(self) -> bool:
         """Wait for the program's end; return False if it hangs."""
-        if not self._until(lambda: not self.runs, LIMIT_S):
+        if not self._until(lambda: not self.runs, LIMIT_S * min(_overload(), MOST_OVERLOAD)):
             self.record.findings.hung.append(self._stacks())
             return False
         assert self._driver is not None and self._driver.returncode is not None
@@ -248,8 +257,7 @@ class Stage:
                 if each.startswith(("process ", "socket ")) or (strict and each not in older)
             ]
 
-        overload = max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
-        self._until(lambda: not left(), CLEAN_S * overload)
+        self._until(lambda: not left(), CLEAN_S * _overload())
         if found := left():
             codes = ", ".join(map(str, self.record.codes))
             there = [str(path.relative_to(self._scratch)) for path in sorted(self._scratch.rglob("*"))]
@@ -260,7 +268,11 @@ class Stage:
 
     def strike(self, strike: Strike) -> bool:
         """Hit the program with a fault; return False if it ended before, or had no such target."""
-        if strike.begun:
+        if strike.phase:
+            self._until(
+                lambda: not self.runs or self._new("phases").count([strike.phase]) >= strike.times, LIMIT_S
+            )
+        elif strike.begun:
             self._until(lambda: not self.runs or self.acknowledged() > self._begun, LIMIT_S)
         self._until(lambda: not self.runs, strike.delay_s)
         if not self.runs:
@@ -274,6 +286,26 @@ class Stage:
         if struck:
             self.record.struck.append(strike)
         return struck
+
+    def _new(self, name: str) -> list[list[Any]]:
+        """Return the lines of a file that the current run has written."""
+        return self.job.lines(name)[self._noted[name] :]
+
+    def judge(self, strike: Strike) -> None:
+        """Check how a run has ended after a request, and note the last step for the check of the program."""
+        code, wanted = self.record.codes[-1], SIGNALS[strike.fault]
+        # Before the session starts, a signal ends the program, which has nothing to save.
+        early = code == -wanted and not self._new("phases")
+        if code != 128 + wanted and not early and self.job.outcome() is None:
+            self.record.findings.exits.append(f"{code} after {strike}")
+        last = dict(self._new("steps"))
+        if len({*last.values()}) > 1:
+            self.record.findings.apart.append(f"last steps by rank after {strike}: {last}")
+        if last:
+            self.job.ack("asked", max(last.values()))
+        names = (path.relative_to(self.job.kept) for path in self.job.kept.rglob("*"))
+        found = [str(name) for name in names if any(half in str(name) for half in HALF)]
+        self.record.findings.halves += [f"{name} after {strike}" for name in found]
 
     def _signal(self, strike: Strike) -> bool:
         target, fault = (plan.DRIVER, "kill") if strike.target == FILES else (strike.target, strike.fault)
@@ -386,6 +418,10 @@ class Stage:
         return f"stacks in {path}"
 
 
+def _overload() -> float:
+    return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+
+
 def run(part: Part, cycle: Cycle, folder: Path, expected: Any, over: threading.Event, start: Start) -> Record:
     """Run a cycle, and return its record.
 
@@ -441,12 +477,14 @@ def _until_complete(stage: Stage, strikes: list[Strike]) -> None:
         if not stage.end():
             return
         last = struck[-1] if struck else None
-        if last is not None and last.asks and stage.acknowledged() > stage.before_last + IN_FLIGHT:
+        if last is not None and last.asks and stage.acknowledged() > stage.before_last + stage.part.in_flight:
             stage.record.findings.ignored.append(str(last))
         spared = {plan.NODE, plan.GROUP, plan.JOB}
         stage.clean(
             strict=stage.job.outcome() is not None or not any(each.target in spared for each in struck)
         )
+        if last is not None and last.phase and last.asks:
+            stage.judge(last)
         if last is not None and last.target == FILES and stage.job.outcome() is None:
             stage.run_damaged(last)
     if stage.job.outcome() is None:

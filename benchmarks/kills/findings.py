@@ -21,6 +21,7 @@ class Findings:
         acknowledged: number of results that the program was told to be safe.
         there: number of these results that are there in the end.
         within: number of these results that are places within an epoch.
+        lost: number of finished steps that were made again after a request to end.
         missing: acknowledged results that are not there.
         twice: results that are there more than once.
         differing: numbers that differ from those of an undisturbed run.
@@ -28,11 +29,15 @@ class Findings:
         hung: waits that did not end, with the processes that waited.
         left: processes, segments, sockets and files that a program left behind.
         unnamed: errors about a damaged file that do not name it.
+        exits: exit codes that do not name the signal that ended the program.
+        apart: ranks that ended at different steps after a request to end.
+        halves: incomplete files that a program left after a request to end.
     """
 
     acknowledged: int = 0
     there: int = 0
     within: int = 0
+    lost: int = 0
     missing: list[str] = field(default_factory=list)
     twice: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
@@ -40,6 +45,9 @@ class Findings:
     hung: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     unnamed: list[str] = field(default_factory=list)
+    exits: list[str] = field(default_factory=list)
+    apart: list[str] = field(default_factory=list)
+    halves: list[str] = field(default_factory=list)
 
     def compare(self, acknowledged: Iterable[Hashable], there: Iterable[Hashable]) -> None:
         """Note which acknowledged results are missing, and which results are there twice."""
@@ -65,7 +73,7 @@ class Findings:
         return {name: found for name in FAULTY if (found := getattr(self, name))}
 
 
-FAULTY = ("missing", "twice", "differing", "ignored", "hung", "left", "unnamed")
+FAULTY = ("missing", "twice", "differing", "ignored", "hung", "left", "unnamed", "exits", "apart", "halves")
 """Attributes of `Findings` that must be empty."""
 
 

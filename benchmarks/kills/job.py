@@ -43,6 +43,14 @@ class Job:
         path = self.folder / name
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
+    def enter(self, phase: str) -> None:
+        """Write down that a phase begins, in which a request to end may come."""
+        self.ack(phase, to="phases")
+
+    def step(self, rank: int, number: int) -> None:
+        """Write down that a rank has finished this step of the training."""
+        self.ack(rank, number, to="steps")
+
     def finish(self, outcome: Any) -> None:
         """Write the outcome, after which the program must end by itself."""
         (self.folder / "outcome.new").write_text(json.dumps(outcome))

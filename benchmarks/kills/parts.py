@@ -48,6 +48,8 @@ class Part:
         span_s: longest time from one fault to the next, in seconds.
         given: further arguments of the function.
         detached: True if a detached actor, its node and its session stay between two runs.
+        phases: phases in which a request to end may come; () for a program that only kills hit.
+        in_flight: largest number of results that the program may acknowledge after a request to end.
     """
 
     module: str
@@ -57,6 +59,8 @@ class Part:
     span_s: float = 0.4
     given: tuple[str, ...] = ()
     detached: bool = False
+    phases: tuple[str, ...] = ()
+    in_flight: int = 4
 
     def run(self, job: Job) -> None:
         """Run the program in this process."""
@@ -73,7 +77,16 @@ def _operator(name: str, *more: str) -> Part:
     return Part("trainer_parts", "operator", checks.check_epochs, targets, span_s=1.0, given=(name,))
 
 
+def _steps(name: str, targets: tuple[str, ...], *phases: str) -> Part:
+    return Part("step_parts", "steps", checks.check_epochs, targets, 1.0, (name,), phases=phases)
+
+
+def _loop(module: str, function: str) -> Part:
+    return Part(module, function, checks.check_epochs, (*STORING, LOADER), span_s=1.0, phases=LOOP)
+
+
 RUNTIME = (*PROCESSES, CLOCK)
+LOOP = ("setup", "step", "validate", "save")
 PARTS: Mapping[str, Part] = {
     "calls": Part("runtime_parts", "calls", checks.check_calls, RUNTIME),
     "detached": Part("runtime_parts", "detached", checks.check_detached, RUNTIME, detached=True),
@@ -84,7 +97,16 @@ PARTS: Mapping[str, Part] = {
     "pbt": _tuner("pbt", exact=False),
     "pb2": _tuner("pb2", exact=False),
     "median": _tuner("median", exact=True),
-    "search": Part("search_parts", "search", checks.check_candidates),
+    "eight": Part(
+        "tuner_parts",
+        "tuner",
+        partial(checks.check_reports, exact=True),
+        targets=(),
+        given=("eight",),
+        phases=("setup", "step", "save"),
+        in_flight=16,
+    ),
+    "search": Part("search_parts", "search", checks.check_candidates, phases=("step",)),
     "stopping": Part("search_parts", "stopping", checks.check_candidates),
     "single": _operator("single"),
     "ddp": _operator("ddp", LOADER),
@@ -94,9 +116,17 @@ PARTS: Mapping[str, Part] = {
     "background": Part(
         "trainer_parts", "background", checks.check_epochs, (*STORING, WRITER, WRITER), span_s=1.0
     ),
-    "function": Part("trainer_parts", "function", checks.check_epochs, (*STORING, LOADER), span_s=1.0),
+    "steps": _steps("steps", (*STORING, LOADER, WRITER), *LOOP),
+    "compiled": _steps("compiled", (), "compile"),
+    "function": _loop("loop_parts", "function"),
+    "run": _loop("loop_parts", "run"),
+    "lightning": _loop("lightning_parts", "lightning"),
+    "transformers": _loop("transformers_parts", "transformers"),
 }
 """All programs by name."""
+KILLED = tuple(name for name, part in PARTS.items() if part.targets)
+ASKED = tuple(name for name, part in PARTS.items() if part.phases)
+"""Programs that kills hit, and programs that requests to end hit."""
 
 
 def main() -> int:

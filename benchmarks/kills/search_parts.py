@@ -23,12 +23,15 @@ FIT_S = 0.03
 class SlowTree(ClassifierMixin, BaseEstimator):
     """Decision tree whose fit takes some time."""
 
-    def __init__(self, max_depth: int = 1, alpha: float = 0.0) -> None:
+    def __init__(self, max_depth: int = 1, alpha: float = 0.0, job: Job | None = None) -> None:
         self.max_depth = max_depth
         self.alpha = alpha
+        self.job = job
 
     def fit(self, X: Any, y: Any) -> SlowTree:
         """Fit the tree."""
+        if self.job is not None:
+            self.job.enter("step")
         time.sleep(FIT_S)
         tree = DecisionTreeClassifier(max_depth=self.max_depth, ccp_alpha=self.alpha, random_state=0)
         self.tree_ = tree.fit(X, y)
@@ -66,7 +69,7 @@ class Acknowledge(tune.Callback):
 def search(job: Job) -> None:
     """Run a search of two candidates at once, or resume it."""
     space = {"max_depth": DEPTHS, "alpha": ALPHAS}
-    _run(job, SlowTree(), space, n_trials=len(DEPTHS) * len(ALPHAS), n_jobs=2, early_stopping=False)
+    _run(job, SlowTree(job=job), space, n_trials=len(DEPTHS) * len(ALPHAS), n_jobs=2, early_stopping=False)
 
 
 def stopping(job: Job) -> None:

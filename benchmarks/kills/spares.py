@@ -31,7 +31,7 @@ PAD_BYTES = 4096
 MESSAGE_BYTES = 1 << 16
 TEMPLATES = 1
 """Number of spares of a node: the templates that replace killed templates."""
-ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that ask a program to end. Spares ignore them, because a new program has no such process."""
 HIGH = 100
 """Number above all descriptors of a spare."""

@@ -16,25 +16,29 @@ from benchmarks.kills.plan import FAULTS, Cycle, as_json
 State = list[dict[str, Any]]
 
 
-def read(path: Path | None, seed: int, parts: Sequence[str]) -> State:
+def read(path: Path | None, seed: int, parts: Sequence[str], *, signals: bool = False) -> State:
     """Return the cycles of a campaign so far; [] for a new campaign.
 
     Raises:
-        ValueError: the file belongs to a campaign with a different seed or different parts.
+        ValueError: the file belongs to a campaign with a different seed, other parts, or other faults.
     """
     if path is None or not path.exists():
         return []
     found = [json.loads(line) for line in path.read_text().splitlines()]
     for line in found:
-        if (line["seed"], line["parts"]) != (seed, list(parts)):
+        theirs = line.get("signals", False)
+        if (line["seed"], line["parts"], theirs) != (seed, list(parts), signals):
+            flag = " --signals" if theirs else ""
             raise ValueError(
-                f"{path} belongs to a campaign with --seed {line['seed']} --parts {' '.join(line['parts'])}: "
-                "give the same arguments, or a different file"
+                f"{path} belongs to a campaign with --seed {line['seed']} --parts {' '.join(line['parts'])}"
+                f"{flag}: give the same arguments, or a different file"
             )
     return found
 
 
-def line_of(cycle: Cycle, record: Record, seed: int, parts: Sequence[str], took_s: float) -> dict[str, Any]:
+def line_of(
+    cycle: Cycle, record: Record, seed: int, parts: Sequence[str], *, took_s: float, signals: bool = False
+) -> dict[str, Any]:
     """Return the line of a cycle."""
     findings = record.findings
     return {
@@ -42,11 +46,13 @@ def line_of(cycle: Cycle, record: Record, seed: int, parts: Sequence[str], took_
         "part": cycle.part,
         "seed": seed,
         "parts": list(parts),
+        "signals": signals,
         "struck": [as_json(strike) for strike in record.struck],
         "codes": record.codes,
         "acknowledged": findings.acknowledged,
         "there": findings.there,
         "within": findings.within,
+        "lost": findings.lost,
         "took_s": round(took_s, 2),
         **findings.faults,
     }
@@ -68,6 +74,8 @@ class Total:
         acknowledged: number of acknowledged results.
         there: number of these results that are there in the end.
         within: number of these results that are places within an epoch.
+        lost: number of finished steps that were made again after a request to end.
+        phases: number of requests to end, by phase.
         faults: number of findings that must not be, by kind.
     """
 
@@ -76,6 +84,8 @@ class Total:
     acknowledged: int = 0
     there: int = 0
     within: int = 0
+    lost: int = 0
+    phases: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
 
     def add(self, line: Mapping[str, Any]) -> None:
@@ -85,6 +95,8 @@ class Total:
         self.acknowledged += line["acknowledged"]
         self.there += line["there"]
         self.within += line["within"]
+        self.lost += line.get("lost", 0)
+        self.phases.update(strike["phase"] for strike in line["struck"] if strike.get("phase"))
         self.faults.update({name: len(line.get(name, ())) for name in FAULTY})
 
 

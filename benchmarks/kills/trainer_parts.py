@@ -1,34 +1,21 @@
-"""Programs that train: an operator under each strategy, and a training function."""
+"""Programs that train an operator, under each strategy, and save it themselves."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import tempfile
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.kills.findings import of_kind
-from benchmarks.kills.job import OWN, Job
-from trainkit import train
-from trainkit.train import (
-    Checkpoint,
-    CheckpointConfig,
-    FailureConfig,
-    RunConfig,
-    ScalingConfig,
-    TorchTrainer,
-    TrainingOperator,
-)
-from trainkit.train.torch import prepare_data_loader, prepare_model
+from benchmarks.kills.job import Job
+from trainkit.train import TorchTrainer, TrainingOperator
 
 EPOCHS = 5
 SAMPLES, BATCH = 48, 8
@@ -57,14 +44,23 @@ def strategy(name: str) -> dict[str, Any]:
 
 
 class Noisy(Dataset[Any]):
-    """Samples with random noise, which the process that loads a sample draws."""
+    """Samples with random noise, which the process that loads a sample draws.
+
+    Args:
+        random: False for samples without noise.
+    """
+
+    def __init__(self, *, random: bool = True) -> None:
+        self._random = random
 
     def __len__(self) -> int:
         return SAMPLES
 
     def __getitem__(self, index: int) -> Any:
         time.sleep(SAMPLE_S)
-        x = torch.full((4,), index / SAMPLES) + 0.01 * torch.rand(4)
+        x = torch.full((4,), index / SAMPLES)
+        if self._random:
+            x += 0.01 * torch.rand(4)
         return x, x.sum().reshape(1) ** 2
 
 
@@ -83,7 +79,10 @@ class Curve(TrainingOperator):
         # Processes of a loader draw the same numbers again within an epoch only with seeds of the samples.
         seed = 3 if loaders else None
         loader = DataLoader(Noisy(), BATCH, shuffle=True, num_workers=loaders)
-        self.register_data(train_loader=loader, sample_seed=seed)
+        # Validation draws no random numbers, because it is left out if the program ends after the epoch.
+        plain = DataLoader(Noisy(random=False), BATCH, generator=torch.Generator())
+        held_out = plain if config.get("validates") else None
+        self.register_data(train_loader=loader, validation_loader=held_out, sample_seed=seed)
 
 
 def operator(job: Job, name: str) -> None:
@@ -172,60 +171,3 @@ def _outcome(trainer: Any) -> dict[str, Any]:
 
 def _finish(job: Job, outcome: dict[str, Any]) -> None:
     job.finish({**outcome, "losses": dict(of_kind(job.lines(), "epoch"))})
-
-
-def function(job: Job) -> None:
-    """Train with a function on two workers, which reports each epoch with a checkpoint."""
-    fit = TorchTrainer(
-        partial(loop, job=job),
-        train_loop_config={},
-        scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.5}),
-        run_config=RunConfig(
-            name="run",
-            storage_path=str(job.kept),
-            verbose=0,
-            failure_config=FailureConfig(max_failures=-1),
-            checkpoint_config=CheckpointConfig(num_to_keep=1),
-        ),
-    ).fit()
-    if fit.checkpoint is None:
-        return
-    state = torch.load(os.path.join(fit.checkpoint.path, OWN))
-    if state["epoch"] == EPOCHS:
-        losses = dict(fit.metrics_dataframe[["epoch", "loss"]].values.tolist())
-        weights = [tensor.tolist() for tensor in state["model"].values()]
-        job.finish({"epoch": EPOCHS, "weights": weights, "losses": {int(at): losses[at] for at in losses}})
-
-
-def loop(config: dict[str, Any], job: Job) -> None:
-    """Train for some epochs, from the last checkpoint if there is one."""
-    torch.manual_seed(0)
-    x = torch.randn(SAMPLES, 4)
-    data = TensorDataset(x, x.sum(1, keepdim=True))
-    loader = prepare_data_loader(DataLoader(data, BATCH, shuffle=True, num_workers=1))
-    plain, epoch = nn.Linear(4, 1), 0
-    if (checkpoint := train.get_checkpoint()) is not None:
-        state = torch.load(os.path.join(checkpoint.path, OWN))
-        plain.load_state_dict(state["model"])
-        epoch = state["epoch"]
-    model = prepare_model(plain)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    rank = train.get_context().get_world_rank()
-    if rank == 0:
-        job.ack("resumed", epoch)
-    while epoch < EPOCHS:
-        loader.sampler.set_epoch(epoch)
-        epoch += 1
-        for features, target in loader:
-            time.sleep(SAMPLE_S * BATCH)
-            loss = nn.functional.mse_loss(model(features), target)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        with tempfile.TemporaryDirectory(dir=job.folder) as folder:
-            if rank == 0:
-                torch.save({"model": plain.state_dict(), "epoch": epoch}, os.path.join(folder, OWN))
-            metrics = {"loss": loss.item(), "epoch": epoch}
-            train.report(metrics, checkpoint=Checkpoint.from_directory(folder))
-        if rank == 0:
-            job.ack("epoch", epoch, metrics["loss"])

@@ -32,6 +32,7 @@ def settings(name: str) -> dict[str, Any]:
     by_step = {"time_attr": "training_iteration"}
     schedulers: dict[str, dict[str, Any]] = {
         "fifo": {"num_samples": TRIALS, "max_concurrent_trials": 2},
+        "eight": {"num_samples": TRIALS, "max_concurrent_trials": TRIALS},
         "asha": {**alone, "scheduler": ASHAScheduler(**by_step, max_t=STEPS, reduction_factor=2)},
         "hyperband": {**alone, "scheduler": HyperBandScheduler(**by_step, max_t=STEPS, reduction_factor=2)},
         "bohb": {
@@ -66,6 +67,7 @@ def advance(x: float, step: int, state: str) -> str:
 
 def objective(config: dict[str, Any], job: Job) -> None:
     """Report each step with a checkpoint, and acknowledge each report that has returned."""
+    job.enter("setup")
     step, state = 0, ""
     if checkpoint := tune.get_checkpoint():
         step, state = json.loads(Path(checkpoint.path, OWN).read_text())
@@ -73,18 +75,22 @@ def objective(config: dict[str, Any], job: Job) -> None:
     folder = Path(context.get_trial_dir(), "state")
     folder.mkdir(exist_ok=True)
     while step < STEPS:
+        job.enter("step")
         time.sleep(STEP_S)
         step += 1
         state = advance(config["x"], step, state)
         (folder / OWN).write_text(json.dumps([step, state]))
         loss = (config["x"] - 0.3) ** 2 + 1 / step
+        job.enter("save")
         tune.report({"loss": loss, "state": state}, checkpoint=tune.Checkpoint(folder))
         job.ack("report", context.get_trial_id(), state)
 
 
 def tuner(job: Job, name: str) -> None:
     """Run an experiment, or resume it, with the scheduler of this name."""
-    trainable = partial(objective, job=job)
+    trainable: Any = partial(objective, job=job)
+    if name == "eight":
+        trainable = tune.with_resources(trainable, {"cpu": 1 / TRIALS})
     folders = [path for path in sorted(job.kept.glob("e*")) if tune.Tuner.can_restore(path)]
     if folders:
         made = tune.Tuner.restore(folders[0], trainable, resume_errored=True)

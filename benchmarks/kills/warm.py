@@ -25,16 +25,24 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.kills.spares import MESSAGE_BYTES, PAD, PAD_BYTES, Block, Spares, draw_seeds
 
 NODES = 3
 """Number of spares of a driver: the nodes of its first sessions."""
+LIBRARIES = {
+    "lightning": "benchmarks.kills.lightning_parts",
+    "transformers": "benchmarks.kills.transformers_parts",
+}
+"""Modules of programs that need a library, which is not always installed, by library."""
 MODULES = (
+    "benchmarks.kills.loop_parts",
     "benchmarks.kills.parts",
     "benchmarks.kills.runtime_parts",
     "benchmarks.kills.search_parts",
+    "benchmarks.kills.step_parts",
     "benchmarks.kills.trainer_parts",
     "benchmarks.kills.tuner_parts",
     "multiprocessing.popen_fork",
@@ -165,7 +173,8 @@ def warm_up() -> None:
     from trainkit.runtime.session import PRELOADS
 
     gc.disable()
-    for module in (*(name for names in PRELOADS.values() for name in names), *MODULES):
+    present = [module for library, module in LIBRARIES.items() if find_spec(library) is not None]
+    for module in (*(name for names in PRELOADS.values() for name in names), *MODULES, *present):
         importlib.import_module(module)
     if process.thread_count() != 1:
         raise RuntimeError("an import has started a thread, so programs can't be forked: use --cold")
