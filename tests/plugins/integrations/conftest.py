@@ -12,27 +12,6 @@ from trainkit import tune
 
 
 @pytest.fixture
-def fails_once(tmp_path: Path) -> Callable[[dict[str, Any]], None]:
-    """A trainable of three reports that fails after the second; restored, it goes on from there."""
-
-    def train(config: dict[str, Any]) -> None:
-        start = 1
-        if checkpoint := tune.get_checkpoint():
-            start = int(Path(checkpoint.path, "step").read_text()) + 1
-        for step in range(start, 4):
-            folder = Path(tune.get_context().get_trial_dir(), "state")
-            folder.mkdir(exist_ok=True)
-            (folder / "step").write_text(str(step))
-            reported = {"loss": step * config["lr"], "text": "a", "nan": float("nan")}
-            tune.report(reported, checkpoint=tune.Checkpoint(folder))
-            if step == 2 and not (marker := tmp_path / f"{config['lr']}").exists():
-                marker.touch()
-                raise ValueError
-
-    return train
-
-
-@pytest.fixture
 def fails_twice(tmp_path: Path) -> Callable[[dict[str, Any]], None]:
     """A trainable of four reports that fails with lr=1 after the second, and again after the third."""
 

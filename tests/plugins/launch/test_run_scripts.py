@@ -44,8 +44,6 @@ def printed(
     ("launcher", "script", "arguments", "lines"),
     [
         (ACCELERATE, "accelerate_vision", ("--cpu", "--mixed_precision", "bf16"), 4),
-        (ACCELERATE, "accelerate_features", ("--cpu",), 13),
-        (TORCHRUN, "gpt", (), 5),
         (TORCHRUN, "fully_sharded", (), 8),
     ],
 )

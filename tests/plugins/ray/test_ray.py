@@ -14,14 +14,15 @@ import pytest
 
 import trainkit
 from tests.plugins.ray import ray_actors
-from tests.plugins.ray.ray_actors import Loop, Many
+from tests.plugins.ray.ray_actors import Loop
 from tests.suites.engine import EngineSuite
 from tests.suites.engine_actors import ActorSuite
 from tests.suites.engine_arguments import ArgumentSuite
 from tests.suites.engine_calls import CallSuite
 from tests.suites.engine_placement import PlacementSuite
-from tests.suites.engine_retries import RetrySuite
+from tests.suites.engine_retries import RetrySuite, die_until
 from tests.suites.engine_state import StateSuite
+from tests.suites.parts import Keeper, surroundings
 from tests.train.checkpoint.test_automatic_checkpoints import STEPS, saved, trainer, weights
 from tests.train.workers.test_recovery import identical
 from trainkit.errors import ConfigError, ObjectLostError, WorkerDiedError
@@ -103,14 +104,9 @@ class TestTasks:
     def test_they_nest_and_init_in_a_worker_has_no_effect(self) -> None:
         assert trainkit.get(remote(ray_actors.nested).remote(2)) == 3
 
-    def test_one_that_dies_is_run_again(self, tmp_path: Path) -> None:
-        task = remote(ray_actors.die_until, max_retries=2)
-        assert trainkit.get(task.remote(str(tmp_path / "mark"), 2)) == 2
-
     def test_one_that_dies_too_often_is_given_up(self, tmp_path: Path) -> None:
-        task = remote(ray_actors.die_until, max_retries=0)
         with pytest.raises(WorkerDiedError):
-            trainkit.get(task.remote(str(tmp_path / "mark"), 2))
+            trainkit.get(remote(die_until, max_retries=0).remote(tmp_path / "mark", 2))
 
 
 class TestActors:
@@ -121,16 +117,16 @@ class TestActors:
         ray.kill(theirs)
 
     def test_environment_and_folder_are_its_own(self, tmp_path: Path) -> None:
-        actor = remote(Many, env={"COLOUR": "blue"}, runtime_env={"working_dir": str(tmp_path)}).remote()
-        assert trainkit.get(actor.variable.remote("COLOUR")) == "blue"
-        assert trainkit.get(actor.folder.remote()) == str(tmp_path)
+        actor = remote(Keeper, env={"COLOUR": "blue"}, runtime_env={"working_dir": str(tmp_path)}).remote()
+        seen = actor.__ray_call__.remote(lambda own: surroundings("COLOUR"))
+        assert trainkit.get(seen) == ("blue", str(tmp_path))
 
     def test_an_event_loop_awaits_references(self) -> None:
         assert trainkit.get(remote(Loop).remote().double.remote([trainkit.put(21)])) == 42
 
     def test_a_function_carries_a_handle(self) -> None:
-        actor = remote(Many).remote()
-        assert trainkit.get(remote(lambda: trainkit.get(actor.note.remote(2))).remote()) == [2]
+        actor = remote(Keeper).remote(2)
+        assert trainkit.get(remote(lambda: trainkit.get(actor.get.remote())).remote()) == 2
 
 
 class TestSession:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import trainkit
-from tests.plugins.ray.ray_actors import Many
+from tests.suites.parts import Keeper, surroundings, value_of_named
 from trainkit.errors import ConfigError, InfeasibleError, ObjectLostError
 
 ray = pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit-ml[ray]'")
@@ -59,13 +59,8 @@ def test_tasks_and_actors_on_both_nodes() -> None:
     assert trainkit.get(total) == trainkit.get(array).sum() == size * (size - 1) / 2
 
     # A named actor on one node is found from the other.
-    actor = trainkit.remote(Many).options(name="far", num_cpus=1, **places[1]).remote()
-    trainkit.get(actor.note.remote("here"))
-
-    def find() -> Any:
-        return trainkit.get(trainkit.get_actor("far").note.remote("there"))
-
-    assert trainkit.get(trainkit.remote(find).options(**places[0]).remote()) == ["here", "there"]
+    actor = trainkit.remote(Keeper).options(name="far", num_cpus=1, **places[1]).remote("there")
+    assert trainkit.get(trainkit.remote(value_of_named).options(**places[0]).remote("far")) == "there"
     trainkit.kill(actor)
     trainkit.remove_placement_group(group)
 
@@ -97,9 +92,9 @@ def test_what_a_session_gives_to_all_its_workers() -> None:
     address = ray.get_runtime_context().gcs_address
     trainkit.shutdown()
     trainkit.init(address=address, namespace="mine", runtime_env={"env_vars": {"SUITE_A": "1"}})
-    actor = trainkit.remote(Many).options(name="here").remote()
-    assert trainkit.get(actor.variable.remote("SUITE_A")) == "1"
-    assert trainkit.get(trainkit.get_actor("here", "mine").note.remote(1)) == [1]
+    actor = trainkit.remote(Keeper).options(name="here").remote(1)
+    assert trainkit.get(actor.__ray_call__.remote(lambda own: surroundings("SUITE_A")[0])) == "1"
+    assert trainkit.get(trainkit.get_actor("here", "mine").get.remote()) == 1
 
 
 def test_a_ray_that_runs_already_is_used_and_left_running() -> None:
