@@ -7,22 +7,23 @@ import pickle
 import threading
 import traceback
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import trainkit
+from tests.suites.parts import Keeper
 from trainkit.errors import (
     ArgumentTypeError,
     ConfigError,
-    GetTimeoutError,
     SerializationError,
     TaskError,
     message_of,
 )
 from trainkit.plugins.testing import engine
-from trainkit.plugins.testing.engine import Counter, double
+from trainkit.plugins.testing.engine import Counter, api, double
 
 
 class TwoArguments(Exception):
@@ -108,36 +109,102 @@ def _note_and_fail(notes: Path) -> None:
     raise ValueError("not to be read")
 
 
-class Keeper:
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def kept(self) -> Any:
-        return self.value
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
 def raise_(error: Exception) -> None:
     raise error
 
 
-def raise_two_arguments() -> None:
-    raise TwoArguments(7, "seven")
+WRONG_OPTIONS: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+    # what is remote, its options, the error and its text
+    (double, {"num_cpu": 1}, ConfigError, "unknown option num_cpu;.*Did you mean 'num_cpus'"),
+    (double, {"accelerator_type": "A100"}, ConfigError, r"resources=\{'A100': 1\}"),
+    (
+        double,
+        {"accelerator_type": "A100", "num_cpu": 1},
+        ConfigError,
+        "resources=.*; the options are .*num_cpus",
+    ),
+    (double, {"max_pending_calls": 9}, ConfigError, r"wait\(refs, num_returns=1\) before the next call"),
+    (double, {"num_cpus": -1}, ConfigError, "negative"),
+    (double, {"num_gpus": 1.5}, ConfigError, "whole GPUs"),
+    (double, {"num_returns": -1}, ConfigError, "num_returns must be .* not -1"),
+    (double, {"num_returns": "many"}, ConfigError, "num_returns must be .* not 'many'"),
+    (double, {"resources": {"GPU": 1}}, ConfigError, "num_gpus"),
+    (double, {"env": {"A": 1}}, ConfigError, "must be strings"),
+    (double, {"max_retries": -2}, ConfigError, "max_retries must be .* not -2"),
+    (double, {"max_calls": -1}, ConfigError, "max_calls must be .* not -1"),
+    (double, {"retry_exceptions": ["KeyError"]}, ConfigError, "list of classes"),
+    (double, {"max_restarts": 1}, ConfigError, "only remote classes have the option max_restarts"),
+    (double, {"runtime_env": {"pip": ["numpy"]}}, ConfigError, "pip"),
+    (double, {"runtime_env": {"working_dir": "/no/such/folder"}}, ConfigError, "not a folder"),
+    (double, {"num_cpus": "2"}, TypeError, "CPU"),
+    (double, {"resources": ["a"]}, TypeError, "resources"),
+    (double, {"name": 1}, TypeError, "name"),
+    (double, {"max_retries": "a"}, TypeError, "max_retries"),
+    (double, {"max_calls": 1.5}, TypeError, "max_calls"),
+    (double, {"num_returns": "x"}, TypeError, "num_returns"),
+    (double, {"retry_exceptions": 3}, TypeError, "retry_exceptions"),
+    (double, {"scheduling_strategy": 4}, TypeError, "scheduling_strategy"),
+    (double, {"runtime_env": 3}, TypeError, "runtime_env"),
+    (Counter, {"name": ""}, ConfigError, "name must not be an empty string"),
+    (Counter, {"get_if_exists": True}, ConfigError, "needs a name"),
+    (Counter, {"lifetime": "for ever"}, ConfigError, "'detached'"),
+    (Counter, {"max_concurrency": 0}, ConfigError, "max_concurrency must be .* not 0"),
+    (Counter, {"concurrency_groups": 3}, ConfigError, "concurrency_groups must .* not 3"),
+    (Counter, {"get_if_exists": 3}, ConfigError, "get_if_exists must .* not 3"),
+    (Counter, {"namespace": 1}, ConfigError, "namespace must be a string, not 1"),
+    (Counter, {"max_restarts": -2}, ConfigError, "max_restarts must be .* not -2"),
+    (Counter, {"max_task_retries": -2}, ConfigError, "max_task_retries must be .* not -2"),
+    (Counter, {"num_returns": 2}, ConfigError, "only remote functions have the option num_returns"),
+]
+
+WRONG_CALLS: list[tuple[Callable[[Any], Any], tuple[type[Exception], ...], str]] = [
+    # what is called with a reference, the classes of the error, and its text
+    (lambda ref: trainkit.get_actor(None), (ValueError,), r"get_actor\(None\)"),  # type: ignore[arg-type]
+    (lambda ref: trainkit.get_actor("nobody"), (ConfigError,), "nobody"),
+    (lambda ref: trainkit.exit_actor(), (TypeError, ConfigError), r"exit_actor\(\)"),
+    (lambda ref: trainkit.get(api.remote(trainkit.exit_actor).remote()), (ConfigError,), "actor"),
+    (lambda ref: api.wait([ref], num_returns="1"), (TypeError,), "num_returns"),
+    (lambda ref: api.wait([ref], num_returns=2), (ConfigError,), "num_returns=2"),
+    (lambda ref: api.wait([ref], timeout="1"), (TypeError,), "timeout"),
+    (lambda ref: api.wait([ref], timeout=-1), (ValueError,), "timeout=-1"),
+    (lambda ref: api.wait([ref, ref]), (ConfigError,), "same reference twice"),
+    (api.wait, (ConfigError, TypeError), r"takes a list of references: give wait\(\[ref\]\)"),
+    (lambda ref: api.wait([3]), (ConfigError, TypeError), "takes references"),
+    (lambda ref: api.get(3), (ConfigError, TypeError), "takes references"),
+    (lambda ref: api.get([3]), (ConfigError, TypeError), "takes references"),
+    (
+        lambda ref: api.get(ref, timeout="soon"),
+        (ConfigError, TypeError),
+        r"get\(timeout='soon'\): give seconds",
+    ),
+    (trainkit.put, (ConfigError, TypeError), "reference"),
+    (trainkit.kill, (ConfigError, TypeError), "handle"),
+    (lambda ref: api.cancel("ref"), (ConfigError, TypeError), "takes a reference"),
+    (lambda ref: api.cancel(counter().add.remote(), force=True), (ConfigError,), "force"),
+    (lambda ref: api.remote(3), (TypeError,), "a function or a class, not 3"),
+    (lambda ref: api.remote(asynchronous), (ConfigError,), "async def"),
+    (lambda ref: api.remote(double)(1), (TypeError,), r"\.remote\("),
+    (lambda ref: types.new_class("More", (api.remote(Counter),)), (TypeError,), "extend the plain class"),
+    (lambda ref: counter().pear.remote(), (AttributeError,), r"no method 'pear'\. Did you mean 'pair'\?"),
+    # arguments that do not fit are refused where they are given
+    (lambda ref: api.remote(double).remote(), (TypeError,), "missing a required argument: 'value'"),
+    (lambda ref: api.remote(double).remote(1, 2), (TypeError,), "too many positional arguments"),
+    (lambda ref: api.remote(double).remote(valeu=1), (TypeError,), "missing a required argument: 'value'"),
+    (lambda ref: api.remote(Counter).remote(1, 2), (TypeError,), "too many positional arguments"),
+    (lambda ref: counter().add.remote(1, 2), (TypeError,), "too many positional arguments"),
+    (lambda ref: counter().add.remote(1, amount=2), (TypeError,), "multiple values for argument 'amount'"),
+    (lambda ref: counter().add.remote(amuont=2), (TypeError,), "unexpected keyword argument 'amuont'"),
+    (lambda ref: counter().set.remote(), (TypeError,), "missing a required argument: 'items'"),
+    (lambda ref: counter().set.remote(itens=[]), (TypeError,), "missing a required argument: 'items'"),
+]
 
 
-def raise_slotted() -> None:
-    raise Slotted(7)
+async def asynchronous() -> None:
+    """Do nothing."""
 
 
-def raise_unprintable() -> None:
-    raise Unprintable
-
-
-def raise_with_lock() -> None:
-    raise ValueError("locked", threading.Lock())
+def counter() -> Any:
+    return api.remote(Counter).remote()
 
 
 class EngineSuite(engine.EngineSuite):
@@ -158,10 +225,10 @@ class EngineSuite(engine.EngineSuite):
     @pytest.mark.parametrize(
         ("function", "expected", "text"),
         [
-            (raise_two_arguments, TwoArguments, "seven"),
-            (raise_slotted, Slotted, "code 7"),
-            (raise_unprintable, TaskError, "its __str__ raises"),
-            (raise_with_lock, ValueError, "locked"),
+            (lambda: raise_(TwoArguments(7, "seven")), TwoArguments, "seven"),
+            (lambda: raise_(Slotted(7)), Slotted, "code 7"),
+            (lambda: raise_(Unprintable()), TaskError, "its __str__ raises"),
+            (lambda: raise_(ValueError("locked", threading.Lock())), ValueError, "locked"),
         ],
     )
     def test_awkward_exceptions_survive(self, function: Any, expected: type[Exception], text: str) -> None:
@@ -177,9 +244,9 @@ class EngineSuite(engine.EngineSuite):
         if way == "put":
             (found,) = trainkit.get(trainkit.put([error]))
         elif way == "in an actor":
-            found = trainkit.get(trainkit.remote(Keeper).remote(error).kept.remote())
+            found = trainkit.get(trainkit.remote(Keeper).remote(error).get.remote())
         else:
-            same = trainkit.remote(_same).remote(error if way == "given" else [error])
+            same = trainkit.remote(lambda value: value).remote(error if way == "given" else [error])
             found = trainkit.get(same) if way == "given" else trainkit.get(same)[0]
         assert type(found) is type(error)
         for name in ("args", "code", "filename", "errno", "__notes__"):
@@ -304,68 +371,22 @@ class EngineSuite(engine.EngineSuite):
             trainkit.get(refs[-1])
         assert isinstance(caught.value, TaskError)
 
-    def test_what_is_no_name_and_no_actor_is_refused_as_in_ray(self) -> None:
-        with pytest.raises(ValueError, match=r"get_actor\(None\)"):
-            trainkit.get_actor(None)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match=r"exit_actor\(\)"):
-            trainkit.exit_actor()
-
-    @pytest.mark.parametrize(
-        ("options", "text"),
-        [
-            ({"num_cpu": 1}, "unknown option num_cpu;.*Did you mean 'num_cpus'"),
-            ({"accelerator_type": "A100"}, r"resources=\{'A100': 1\}"),
-            ({"accelerator_type": "A100", "num_cpu": 1}, "resources=.*; the options are .*num_cpus"),
-            ({"max_pending_calls": 9}, r"wait\(refs, num_returns=1\) before the next call"),
-            ({"num_cpus": -1}, "negative"),
-            ({"num_gpus": 1.5}, "whole GPUs"),
-            ({"num_returns": -1}, "num_returns must be .* not -1"),
-            ({"num_returns": "many"}, "num_returns must be .* not 'many'"),
-            ({"resources": {"GPU": 1}}, "num_gpus"),
-            ({"env": {"A": 1}}, "must be strings"),
-            ({"max_retries": -2}, "max_retries must be .* not -2"),
-            ({"max_calls": -1}, "max_calls must be .* not -1"),
-            ({"retry_exceptions": ["KeyError"]}, "list of classes"),
-            ({"max_restarts": 1}, "only remote classes have the option max_restarts"),
-            ({"runtime_env": {"pip": ["numpy"]}}, "pip"),
-            ({"runtime_env": {"working_dir": "/no/such/folder"}}, "not a folder"),
-        ],
-    )
-    def test_wrong_options_are_refused(self, options: dict[str, Any], text: str) -> None:
-        with pytest.raises(ConfigError, match=text):
-            trainkit.remote(**options)(double)
-
-    @pytest.mark.parametrize(
-        "options",
-        [
-            {"num_cpus": "2"},
-            {"resources": ["a"]},
-            {"name": 1},
-            {"max_retries": "a"},
-            {"max_calls": 1.5},
-            {"num_returns": "x"},
-            {"retry_exceptions": 3},
-            {"scheduling_strategy": 4},
-            {"runtime_env": 3},
-        ],
-    )
-    def test_an_option_of_the_wrong_type_is_a_type_error(self, options: dict[str, Any]) -> None:
-        with pytest.raises(TypeError, match=next(iter(options)).replace("num_cpus", "CPU")) as caught:
-            trainkit.remote(double).options(**options)
+    @pytest.mark.parametrize(("what", "options", "error", "text"), WRONG_OPTIONS)
+    def test_wrong_options_are_refused(
+        self, what: Any, options: dict[str, Any], error: type[Exception], text: str
+    ) -> None:
+        with pytest.raises(error, match=text) as caught:
+            trainkit.remote(what).options(**options)
         assert isinstance(caught.value, ConfigError)
 
-    def test_arguments_of_the_wrong_type_are_type_errors(self) -> None:
-        ref: Any = trainkit.put(1)
-        with pytest.raises(TypeError, match="num_returns"):
-            trainkit.wait([ref], num_returns="1")  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="timeout"):
-            trainkit.wait([ref], timeout="1")  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="timeout=-1"):
-            trainkit.wait([ref], timeout=-1)
-        assert trainkit.get([ref], timeout=-1) == [trainkit.get(ref)]  # without end, as in Ray
-        for verb in (trainkit.put, trainkit.kill, lambda _: trainkit.cancel(1), lambda _: trainkit.remote(3)):
-            with pytest.raises(TypeError):
-                verb(ref)
+    @pytest.mark.parametrize(("call", "errors", "text"), WRONG_CALLS)
+    def test_wrong_calls_are_refused(self, call: Any, errors: Any, text: str) -> None:
+        with pytest.raises(errors[0], match=text) as caught:
+            call(trainkit.put(1))
+        assert all(isinstance(caught.value, error) for error in errors)
+
+    def test_a_negative_timeout_of_get_has_no_end_as_in_ray(self) -> None:
+        assert trainkit.get([trainkit.put(1)], timeout=-1) == [1]
 
     def test_older_words_for_a_call(self) -> None:
         assert trainkit.get(trainkit.remote(double)._remote(args=[2], num_cpus=1)) == 4
@@ -373,54 +394,6 @@ class EngineSuite(engine.EngineSuite):
         counter = trainkit.remote(Counter)._remote(kwargs={"start": 5}, num_cpus=0)
         assert trainkit.get(counter.add._remote([2])) == 7
         assert trainkit.get(counter.pair._remote(num_returns=2)) == ["count", 7]
-
-    def test_calling_a_remote_directly_says_how(self) -> None:
-        with pytest.raises(TypeError, match=r"\.remote\("):
-            trainkit.remote(double)(1)
-        with pytest.raises(AttributeError, match=r"no method 'pear'\. Did you mean 'pair'\?"):
-            trainkit.remote(Counter).remote().pear.remote()
-        with pytest.raises(TypeError, match="extend the plain class"):
-            types.new_class("More", (trainkit.remote(Counter),))
-
-    @pytest.mark.parametrize(
-        "call",
-        [
-            lambda: trainkit.remote(double).remote(),
-            lambda: trainkit.remote(double).remote(1, 2),
-            lambda: trainkit.remote(double).remote(valeu=1),
-            lambda: trainkit.remote(Counter).remote(1, 2),
-            lambda: trainkit.remote(Counter).remote().add.remote(1, 2),
-            lambda: trainkit.remote(Counter).remote().add.remote(1, amount=2),
-            lambda: trainkit.remote(Counter).remote().add.remote(amuont=2),
-            lambda: trainkit.remote(Counter).remote().set.remote(),
-            lambda: trainkit.remote(Counter).remote().set.remote(itens=[]),
-        ],
-    )
-    def test_arguments_that_do_not_fit_are_refused_where_they_are_given(self, call: Any) -> None:
-        with pytest.raises(TypeError):
-            call()
-
-    def test_a_coroutine_function_is_no_task(self) -> None:
-        async def work() -> None:
-            return
-
-        with pytest.raises(ConfigError, match="async def"):
-            trainkit.remote(work)
-
-    def test_get_and_wait_refuse_what_is_no_reference(self) -> None:
-        ref: Any = trainkit.put(1)
-        for verb, wrong, told in (
-            (trainkit.get, 3, "takes references"),
-            (trainkit.get, [3], "takes references"),
-            (trainkit.wait, ref, r"takes a list of references: give wait\(\[ref\]\)"),
-            (trainkit.wait, [3], "takes references"),
-            (lambda late: trainkit.get(ref, timeout=late), "soon", r"get\(timeout='soon'\): give seconds"),
-        ):
-            with pytest.raises(ConfigError, match=told) as caught:
-                verb(wrong)
-            assert isinstance(caught.value, TypeError)
-        with pytest.raises(ConfigError, match="same reference twice"):
-            trainkit.wait([ref, ref])
 
     @pytest.mark.parametrize("size", [4, 100_000])
     def test_a_tensor_is_the_readers_own(self, size: int) -> None:
@@ -460,8 +433,3 @@ class EngineSuite(engine.EngineSuite):
         assert [bytes.fromhex(ref.hex()) for ref in refs] == [ref.binary() for ref in refs]
         assert {ref.size() for ref in refs} == {len(refs[0].binary())}
         assert not any(ref.is_nil() for ref in refs)
-
-    def test_a_timeout_leaves_the_result_to_come(self) -> None:
-        ref = trainkit.put(1)
-        assert trainkit.get(ref, timeout=0) == 1
-        assert issubclass(GetTimeoutError, TimeoutError)

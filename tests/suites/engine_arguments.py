@@ -9,12 +9,10 @@ import pytest
 
 import trainkit
 from tests.conftest import SESSION_CPUS, eventually
-from tests.suites.parts import Collector, Gate, ParameterServer, Pushing, await_file, wait_for
+from tests.suites.engine_actors import was_made_anew
+from tests.suites.parts import SOON_S, Collector, Gate, ParameterServer, Pushing, await_file, wait_for
 from trainkit.errors import ActorDiedError, TaskCancelledError
 from trainkit.plugins.testing.engine import Suite, needs
-
-SOON_S = 60
-"""A bound for what should take milliseconds, however busy the machine."""
 
 
 def late(path: Path) -> Any:
@@ -249,7 +247,7 @@ class ArgumentSuite(Suite):
         actor = collector(max_restarts=1)
         held, behind = actor.add.remote(late(tmp_path / "go")), actor.add.remote(2)
         trainkit.kill(actor, no_restart=False)
-        assert eventually(lambda: trainkit.get(trainkit.remote(made_anew).remote(actor)), SOON_S)
+        assert eventually(lambda: trainkit.get(trainkit.remote(was_made_anew).remote(actor)), SOON_S)
         (tmp_path / "go").touch()
         assert trainkit.get([held, behind], timeout=SOON_S) == [["waited"], ["waited", 2]]
 
@@ -263,11 +261,3 @@ class ArgumentSuite(Suite):
         trainkit.kill(actor)
         with pytest.raises(ActorDiedError):
             trainkit.get(held, timeout=SOON_S)
-
-
-def made_anew(actor: Any) -> bool:
-    """Return whether the actor answers from its second life; another process asks than the one that waits."""
-    try:
-        return bool(trainkit.get(actor.context.remote())["restarted"])
-    except ActorDiedError:
-        return False

@@ -218,7 +218,6 @@ class PlacementSuite(Suite):
         ("options", "error", "text"),
         [
             ({"num_gpus": 3}, InfeasibleError, "not enough GPU"),
-            ({"num_gpus": 1.5}, ConfigError, "whole GPUs"),
             ({"memory": 1 << 60}, InfeasibleError, "not enough memory"),
             ({"memory": -1}, ConfigError, "negative"),
             ({"resources": {"licence": 3}}, InfeasibleError, "not enough licence"),

@@ -11,12 +11,9 @@ import pytest
 
 import trainkit
 from tests.conftest import SESSION_CPUS, eventually
-from tests.suites.parts import Keeper, await_file, fail_until, note, wait_for
+from tests.suites.parts import SOON_S, Keeper, await_file, fail_until, note, wait_for
 from trainkit.plugins.testing.engine import Suite, needs
 from trainkit.runtime.api import end_processes
-
-SOON_S = 60
-"""A bound for what should take milliseconds, however busy the machine."""
 
 
 def die_until(path: Path, count: int) -> int:

@@ -17,6 +17,9 @@ from trainkit.runtime.engine import PROMISES
 BUILT_IN = ("local", "inline")
 """The engines that need nothing but this package, the one that promises all first."""
 
+SOON_S = 60
+"""A bound for what should take milliseconds, however busy the machine."""
+
 
 def promising(*promises: str) -> list[str]:
     """Return the built-in engines that make all these promises, to parametrize a test with."""
