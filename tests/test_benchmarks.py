@@ -7,7 +7,6 @@ import os
 import pickle
 import re
 import signal
-import subprocess
 import sys
 import time
 from importlib.metadata import packages_distributions
@@ -291,13 +290,11 @@ def test_functions_are_wrapped_for_a_while():
 @pytest.mark.slow
 def test_all_benchmarks_write_one_record(tmp_path: Path):
     path = tmp_path / "record.json"
-    options = ["--small", "--only", RECORDED, "--to", str(path)]
-    subprocess.run([sys.executable, "-m", "benchmarks", *options], cwd=ROOT, check=True, timeout=170)
+    run_python("-m", "benchmarks", "--small", "--only", RECORDED, "--to", path, cwd=ROOT)
     record = json.loads(path.read_text())
     assert {"commit", "date", "machine", "versions", "took_s"} <= record.keys()
     assert len(record["benchmarks"][RECORDED]["rows"]) == 14
-    same = [sys.executable, "-m", "benchmarks.compare", str(path), str(path)]
-    done = subprocess.run(same, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = run_python("-m", "benchmarks.compare", path, path, cwd=ROOT)
     assert {part.split()[1] for part in done.stdout.splitlines()[-1].split("; ")} <= {"equal", "unsteady"}
 
 

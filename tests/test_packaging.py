@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import trainkit
+from tests.conftest import run_python
 from trainkit.errors import DISTRIBUTION, MissingDependencyError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -82,12 +81,7 @@ def test_the_command_in_an_error_names_an_extra_that_there_is():
     "line", ["from trainkit.train import TorchTrainer", "from trainkit.util.sgd import TorchTrainer"]
 )
 def test_without_torch_the_trainer_names_its_extra(line: str):
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.modules['torch'] = None; {line}"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-c", f"import sys; sys.modules['torch'] = None; {line}", code=1)
     last = done.stderr.splitlines()[-1]
     assert last.endswith(
         "MissingDependencyError: TorchTrainer needs PyTorch: pip install 'trainkit-ml[train]'"
@@ -101,8 +95,7 @@ def test_a_tuner_that_is_made_loads_nothing_that_only_a_run_needs():
         "tune.Tuner(lambda config: None, param_space={'x': tune.uniform(0, 1)});"
         "print(*(name for name in sys.modules if name.startswith('trainkit.')))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
+    loaded = set(run_python("-c", script).stdout.split())
     assert "trainkit.tune.experiment.run" in loaded
     for_runs = ("runtime.session", "tune.controller.controller", "tune.executor.base", "tune.store.reader")
     assert not loaded & {f"trainkit.{name}" for name in for_runs}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
+from tests.conftest import run_python
 from tests.public_names import LIST, ROOT, listed
 
 
@@ -20,6 +18,4 @@ def test_the_list_is_whole():
 
 def test_every_path_and_every_name_of_the_list_can_be_imported():
     # In a process of its own, in which nothing was imported by another path before.
-    command = [sys.executable, "-m", "tests.public_names"]
-    checked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert (checked.returncode, checked.stderr) == (0, "")
+    assert run_python("-m", "tests.public_names", cwd=ROOT).stderr == ""

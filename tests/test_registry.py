@@ -2,13 +2,12 @@
 
 import importlib
 import re
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import run_python
 from trainkit import registry as registries
 from trainkit.cli import COMMANDS
 from trainkit.errors import ConfigError
@@ -148,7 +147,4 @@ assert tune.create_scheduler("asha").label == "ASHA"
 assert type(tune.create_searcher("random")).__name__ == "BasicVariantGenerator"
 print("importlib.metadata" in sys.modules)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path.cwd()
-    )
-    assert done.stdout.split() == ["False"]
+    assert run_python("-c", program).stdout.split() == ["False"]

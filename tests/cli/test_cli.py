@@ -171,13 +171,6 @@ def test_stop_cleans_up_behind_a_killed_node(programs: Programs) -> None:
     assert programs.nothing_is_left()
 
 
-def test_a_wrong_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["dance"])
-    assert caught.value.code == 2
-    assert "invalid choice: 'dance'" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [

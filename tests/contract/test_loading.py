@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import run_python
 from tests.contract import limits
 from trainkit.lazy import IMPORT
 
@@ -34,37 +33,32 @@ if __name__ == "__main__":
 """
 
 
-def run_python(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+def printed(code: str) -> str:
+    return run_python("-c", code, cwd=ROOT).stdout.strip()
 
 
 def test_import_is_light() -> None:
     heavy = sorted(
         limits.HEAVY | {"numpy", "cloudpickle", "psutil", "greenlet", "asyncio", "multiprocessing"}
     )
-    assert run_python(f"import sys, trainkit; print(sorted(set({heavy}) & set(sys.modules)))") == "[]"
+    assert printed(f"import sys, trainkit; print(sorted(set({heavy}) & set(sys.modules)))") == "[]"
 
 
 def test_tune_leaves_torch_alone() -> None:
-    assert run_python("import sys, trainkit.tune; print('torch' in sys.modules)") == "False"
+    assert printed("import sys, trainkit.tune; print('torch' in sys.modules)") == "False"
 
 
 def test_what_is_named_after_scikit_learn_loads_it_when_a_search_is_asked_for() -> None:
     loaded = "print('sklearn' in sys.modules)"
-    assert run_python(f"import sys, trainkit; trainkit.sklearn; {loaded}") == "False"
-    assert run_python(f"import sys, trainkit; trainkit.sklearn.TuneSearchCV; {loaded}") == "True"
+    assert printed(f"import sys, trainkit; trainkit.sklearn; {loaded}") == "False"
+    assert printed(f"import sys, trainkit; trainkit.sklearn.TuneSearchCV; {loaded}") == "True"
 
 
 def test_a_worker_loads_what_spreads_models_only_when_it_is_asked_for() -> None:
     """DTensors take half a second to import; one worker, and DDP, have no use for them."""
     loaded = "sorted({'torch.distributed.tensor', 'torch.distributed.checkpoint'} & set(sys.modules))"
     assert (
-        run_python(f"import sys, trainkit.train.worker, trainkit.train.strategies.ddp; print({loaded})")
-        == "[]"
+        printed(f"import sys, trainkit.train.worker, trainkit.train.strategies.ddp; print({loaded})") == "[]"
     )
 
 
@@ -76,17 +70,7 @@ def test_the_core_works_without_plugins(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "trainkit", tmp_path / "trainkit", ignore=ignored)
     program = tmp_path / "program.py"
     program.write_text(WITHOUT_PLUGINS)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, program],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=tmp_path,
-        env=environment,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python(program, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)})
     path = tmp_path / "trainkit" / "__init__.py"
     assert done.stdout.splitlines()[-1] == f"{path} {{'x': 1}} ('json', 'csv')"
     assert len(list(tmp_path.glob("e/*/progress.csv"))) == 2
@@ -95,7 +79,7 @@ def test_the_core_works_without_plugins(tmp_path: Path) -> None:
 def test_the_collector_rests_while_a_name_is_loaded() -> None:
     watch = "gc.callbacks.append(lambda *given: found.append(given))"
     shown = "print(len([1 for phase, _ in found if phase == 'start']), gc.isenabled())"
-    count, after = run_python(
+    count, after = printed(
         f"import gc, trainkit.tune as tune; found = []; {watch}; tune.Tuner; {shown}"
     ).split()
     assert int(count) <= 2, "one may come at once when it is over"
@@ -115,5 +99,5 @@ def test_no_module_stands_where_a_name_of_its_package_is_meant(stub: Path) -> No
 @pytest.mark.parametrize("module", limits.PUBLIC)
 def test_public_names(module: str) -> None:
     """A name enters or leaves the public surface by a change of this test, never by accident."""
-    names = run_python(f"import {module} as m; [getattr(m, name) for name in m.__all__]; print(*m.__all__)")
+    names = printed(f"import {module} as m; [getattr(m, name) for name in m.__all__]; print(*m.__all__)")
     assert set(names.split()) == limits.PUBLIC[module]

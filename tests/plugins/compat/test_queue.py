@@ -71,16 +71,6 @@ class TestItsActor:
 
         asyncio.run(script())
 
-    def test_batches_are_all_or_none(self):
-        async def script() -> None:
-            actor = QueueActor(3)
-            assert await actor.put_batch([1, 2])
-            assert not await actor.put_batch([3, 4])
-            assert await actor.get_batch(3) is None
-            assert await actor.get_batch(2) == [1, 2]
-
-        asyncio.run(script())
-
 
 engine = session_fixture(autouse=False, engines=BUILT_IN, num_cpus=4)
 

@@ -60,15 +60,6 @@ def test_placement_group_table(engine: str):
     assert placement_group_table() == {}
 
 
-def test_lists(engine: str):
-    actor = trainkit.remote(Doubler).options(label="listed").remote()
-    assert trainkit.get(actor.double.remote(1)) == 2
-    assert "ALIVE" in {entry["state"] for entry in state.list_actors()}
-    assert state.list_tasks() == []
-    assert isinstance(state.list_objects(), list)
-    assert [node["alive"] for node in state.list_nodes()] == [True]
-
-
 def test_node_affinity(engine: str):
     here = state.list_nodes()[0]["node_id"]
     double = trainkit.remote(abs)

@@ -38,18 +38,25 @@ def chromium() -> Iterator[Browser]:
 
 
 @contextmanager
-def served(root: Path) -> Iterator[str]:
+def commanded(root: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Serve a folder of experiments by the command, in a process of its own; give the address it prints."""
     command = [sys.executable, "-m", "trainkit", "dashboard", str(root)]
     program = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
     assert program.stdout is not None
     try:
         printed = program.stdout.readline()
-        yield printed[printed.index("http") :].strip()
+        yield program, printed[printed.index("http") :].strip()
     finally:
         program.send_signal(signal.SIGINT)
         program.wait(60)
         program.stdout.close()
+
+
+@contextmanager
+def served(root: Path) -> Iterator[str]:
+    """Serve a folder as `commanded` does; give the address alone."""
+    with commanded(root) as (_, address):
+        yield address
 
 
 @dataclass

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import jsonschema
 import pytest
@@ -39,7 +41,7 @@ class Reply:
 class Asker:
     """Asks a dashboard over HTTP, and holds each answer against what the dashboard says of itself."""
 
-    def __init__(self, server: Dashboard) -> None:
+    def __init__(self, server: Dashboard | SimpleNamespace) -> None:
         self.server = server
         self.address = (server.server_address[0], server.server_address[1])
 
@@ -146,6 +148,24 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ask(root: Path) -> Iterator[Asker]:
     with served(root) as asker:
         yield asker
+
+
+def finished(root: Path, name: str, trainable: Any, log_to_file: Any = False, **space: Any) -> Path:
+    """Run an experiment to its end, which minimizes a loss; return its folder."""
+    tune.Tuner(
+        trainable,
+        param_space=space,
+        tune_config=tune.TuneConfig(metric="loss", mode="min"),
+        run_config=tune.RunConfig(storage_path=root, name=name, verbose=0, log_to_file=log_to_file),
+    ).fit()
+    return root / name
+
+
+def asker_of(address: str) -> Asker:
+    """Return who asks a server in another process, by the address that its command prints."""
+    parts = urlsplit(address)
+    token = parts.query.removeprefix("token=")
+    return Asker(SimpleNamespace(server_address=(parts.hostname, parts.port), token=token))
 
 
 def told(ask: Asker, query: str, until: Callable[[list[Any]], bool]) -> list[Any]:

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from tests.conftest import eventually
-from tests.plugins.dashboard.conftest import DESCRIPTION, HOSTILE, Asker, served, told
+from tests.plugins.dashboard.conftest import DESCRIPTION, HOSTILE, Asker, finished, served, told
 from trainkit import tune
 from trainkit.errors import DashboardError
 from trainkit.plugins.dashboard import stream
@@ -287,21 +287,6 @@ def test_row_2_11_a_trial_of_a_running_program_is_stopped(running: Any) -> None:
     assert "no process runs the experiment" in ask.checked("POST", "/experiments/running/stop", 409)["error"]
 
 
-def test_a_running_experiment_is_paused_and_resumed(running: Any) -> None:
-    ask, _ = running
-    first = ask.get("/experiments/running/trials")["rows"][0]["trial_id"]
-    given = [("pause", {}), ("resume", {"trial": None}), ("stop", {"trial": first})]
-    answers = [ask.checked("POST", f"/experiments/running/{verb}", body=body) for verb, body in given]
-    assert [each["verb"] for each in answers] == ["pause", "resume", "stop"]
-    # A trial without a checkpoint can't be held, one that has ended can't be first, and one has to be named.
-    refused = {"pause": {"trial": first}, "prioritise": {"trial": first}, "resume": {"trial": first}}
-    for verb, body in refused.items():
-        assert "was refused" in ask.checked("POST", f"/experiments/running/{verb}", 409, body)["error"]
-    ask.checked("POST", "/experiments/running/prioritise", 400, {})
-    events = ask.get("/experiments/running/events")["events"]
-    assert {each["seq"] for each in answers} <= {each["seq"] for each in events if each["kind"] == "command"}
-
-
 def test_a_dashboard_that_only_reads_steers_nothing(root: Path) -> None:
     with served(root, read_only=True) as ask:
         assert "--read-only" in ask.checked("POST", f"{ONE}/stop", 403)["error"]
@@ -395,13 +380,7 @@ def test_a_running_experiment_is_followed(tmp_path: Path) -> None:
 @pytest.fixture
 def three(tmp_path: Path) -> Path:
     """A finished experiment with three trials."""
-    tune.Tuner(
-        lambda config: {"loss": config["x"]},
-        param_space={"x": tune.grid_search([3, 1, 2])},
-        tune_config=tune.TuneConfig(metric="loss", mode="min"),
-        run_config=tune.RunConfig(storage_path=tmp_path, name="e", verbose=0),
-    ).fit()
-    return tmp_path / "e"
+    return finished(tmp_path, "e", lambda config: {"loss": config["x"]}, x=tune.grid_search([3, 1, 2]))
 
 
 def go_on_with_all(folder: Path) -> None:
@@ -418,11 +397,9 @@ def go_on_with_all(folder: Path) -> None:
 def test_a_page_of_an_experiment_that_has_replaced_another(three: Path, tmp_path: Path) -> None:
     table = TrialTable(three)
     assert table.page(sort="best")[0] == 3, "all of them are known"
-    run = tune.RunConfig(name="other", storage_path=str(tmp_path), verbose=0)
-    settings = tune.TuneConfig(num_samples=2)
-    tune.Tuner(lambda config: tune.report({"loss": 1.0}), tune_config=settings, run_config=run).fit()
+    other = finished(tmp_path, "other", lambda config: {"loss": 1.0}, x=tune.grid_search([1, 2]))
     shutil.rmtree(three)
-    shutil.move(tmp_path / "other", three)
+    shutil.move(other, three)
     assert table.page(sort="best")[0] == 2
 
 
@@ -506,12 +483,7 @@ def test_texts_of_any_length_are_short_in_a_row_and_whole_in_a_trial(tmp_path: P
         tune.report({"loss": 1.0, "text": long, "nested": {"more": [long]}})
         raise ValueError(long)
 
-    tune.Tuner(
-        trainable,
-        param_space={"x": long, "many": list(range(5_000))},
-        tune_config=tune.TuneConfig(metric="loss", mode="min"),
-        run_config=tune.RunConfig(storage_path=tmp_path, name="e", verbose=0),
-    ).fit()
+    finished(tmp_path, "e", trainable, x=long, many=list(range(5_000)))
     with served(tmp_path) as ask:
         (row,) = ask.get("/experiments/e/trials")["rows"]
         assert len(json.dumps(row)) < 20_000

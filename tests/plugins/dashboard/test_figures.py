@@ -185,14 +185,6 @@ def test_an_edf_rises_to_all_trials() -> None:
     assert second["name"] == "two"
 
 
-def test_names_are_text_to_plotly() -> None:
-    name = "<a href='x'>%{x}&amp;</a>"
-    shown = figures.text(name)
-    assert "<" not in shown and "%{" not in shown and shown.startswith("&lt;a")
-    assert figures.text("cost in $, $x^2$") == "cost in &#36;, &#36;x^2&#36;"
-    assert figures.text("a\x1b[31m\u202eb\n") == r"a\x1b[31m\u202eb\n"
-
-
 M = samples.MARKED
 ODD = Parameter(M, [0.1, 0.2, 0.3, 0.4, 0.5])
 CHOICE = Parameter(M, [M, samples.HOSTILE] * 2 + [M], choices=[M, samples.HOSTILE])
@@ -264,14 +256,6 @@ def test_just_the_charts_that_are_available_can_be_drawn(root: Path, name: str) 
     assert ("rungs" in drawn, "lineage" in drawn) == (name == "digits", name == "population")
 
 
-def test_curves_are_of_the_reports(root: Path) -> None:
-    figure = plain(chart(root / "digits", "curves", {"best": "1", "x": "training_iteration"}))
-    best = ResultGrid.from_path(root / "digits").get_best_result()
-    assert xy(figure["data"][-1]) == [
-        (step, samples.curve(best.config, step)) for step in range(1, best.metrics["training_iteration"] + 1)
-    ]
-
-
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_of_more_trials_than_are_shown_the_best_counts(
     root: Path, mode: str, monkeypatch: pytest.MonkeyPatch
@@ -295,25 +279,11 @@ def test_compare_shows_the_chosen_trials_by_another_metric(root: Path) -> None:
     assert figure["layout"]["yaxis"]["title"]["text"] == "accuracy"
 
 
-def test_a_front_of_two_metrics(root: Path) -> None:
-    others, front = plain(chart(root / "digits", "pareto", {"metric": "loss,cost"}))["data"]
-    losses = [y for _, y in xy(front)]
-    assert losses == sorted(losses, reverse=True)
-    assert len(others["x"]) + len(front["x"]) == 12
-
-
 def test_a_mode_that_is_asked_for_is_of_the_metric_that_has_none(root: Path) -> None:
     asked = {"metric": "loss,accuracy", "mode": "max"}
     others, front = plain(chart(root / "digits", "pareto", asked))["data"]
     best = min(xy(front) + xy(others))
     assert best in xy(front), "loss is smaller where it is better, as the experiment has it"
-
-
-def test_the_lineage_of_a_population_ends_at_its_best(root: Path) -> None:
-    best = ResultGrid.from_path(root / "population").get_best_result()
-    figure = plain(chart(root / "population", "lineage", {}))
-    assert figure["data"][1]["x"], "somebody took over another's state"
-    assert figure["data"][2]["y"][-1] == best.metrics["score"]
 
 
 @pytest.mark.parametrize(

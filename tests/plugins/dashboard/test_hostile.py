@@ -199,23 +199,6 @@ def test_a_hostile_body(ask: Asker, root: Path, status: int, body: bytes, chunke
     assert fingerprint(root) == before and ask.get("/status")
 
 
-@pytest.mark.parametrize(
-    ("data", "status", "words"),
-    [
-        (b"\x16\x03\x01\x02\x00\x01\x00", 400, NO_HTTP),
-        (b"\x00" * 1000, 400, NO_HTTP),
-        (b"GET / HTTP/9.9\r\nConnection: close\r\n\r\n", 403, b"'' is not a name of this server"),
-        (b"GET\r\n\r\n", 400, NO_HTTP),
-        (b"PRI * HTTP/2.0\r\n\r\n", 403, b"'' is not a name of this server"),
-    ],
-    ids=["TLS", "zeros", "another version", "no path", "HTTP/2"],
-)
-def test_what_is_not_http(ask: Asker, data: bytes, status: int, words: bytes) -> None:
-    reply = said(ask, data)
-    assert int(reply.split()[1]) == status and words in reply, reply
-    assert ask.get("/status")
-
-
 def test_two_requests_in_one_are_two(ask: Asker) -> None:
     """A body that looks like a request is none, and one after a refusal is not read."""
     inner, told = head(ask, GET), b'"name":"first one"'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import re
 import signal
 import subprocess
@@ -11,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from trainkit import tune
 pytest.importorskip("optuna_dashboard")
 
 from tests.plugins.dashboard.browser import CHROMIUM, chromium
+from tests.plugins.dashboard.conftest import Asker
 from trainkit.errors import DashboardError
 from trainkit.plugins.dashboard.optuna import OptunaDashboard
 
@@ -45,59 +46,36 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Client:
-    """Client of the server, which sends its headers each time."""
-
-    def __init__(self, server: OptunaDashboard) -> None:
-        self.server = server
-        self.headers: dict[str, str] = {}
-
-    def ask(
-        self, path: str, method: str = "GET", body: str | None = None, **headers: str
-    ) -> tuple[int, bytes, dict[str, str]]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.server_port, timeout=SOON_S)
-        try:
-            connection.request(method, path, body, {**self.headers, **headers})
-            response = connection.getresponse()
-            return response.status, response.read(), dict(response.getheaders())
-        finally:
-            connection.close()
-
-    def json(self, path: str) -> Any:
-        status, body, _ = self.ask(path)
-        assert status == 200, body
-        return json.loads(body)
-
-
 @pytest.fixture
-def client(root: Path) -> Iterator[Client]:
-    with OptunaDashboard(root) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+def server(root: Path) -> Iterator[OptunaDashboard]:
+    with OptunaDashboard(root) as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield Client(server)
-        server.shutdown()
+        yield running
+        running.shutdown()
         thread.join()
 
 
-def enter(client: Client) -> None:
-    client.headers["Authorization"] = f"Bearer {client.server.token}"
+@pytest.fixture
+def ask(server: OptunaDashboard) -> Asker:
+    address = ("127.0.0.1", server.server_port)
+    return Asker(SimpleNamespace(server_address=address, token=server.token))
 
 
-def test_it_shows_every_experiment(client: Client):
-    enter(client)
-    status, page, _ = client.ask("/dashboard")
-    assert status == 200 and page.count(b"<script") == 2
-    studies = {study["study_name"]: study for study in client.json("/api/studies")["study_summaries"]}
+def test_it_shows_every_experiment(server: OptunaDashboard, ask: Asker):
+    page = ask("GET", "/dashboard")
+    assert page.status == 200 and page.body.count(b"<script") == 2
+    studies = {study["study_name"]: study for study in ask("GET", "/api/studies").json["study_summaries"]}
     assert set(studies) == {"one", "two"}
-    assert set(client.server.storage.left_out) == {"none"}
-    details = client.json(f"/api/studies/{studies['one']['study_id']}")
+    assert set(server.storage.left_out) == {"none"}
+    details = ask("GET", f"/api/studies/{studies['one']['study_id']}").json
     assert [trial["state"] for trial in details["trials"]] == ["Complete"] * 6
     results = tune.ResultGrid.from_path(
-        client.server.storage.get_study_user_attrs(studies["one"]["study_id"])["folder"]
+        server.storage.get_study_user_attrs(studies["one"]["study_id"])["folder"]
     )
     assert [trial["values"] for trial in details["trials"]] == [[each.metrics["loss"]] for each in results]
     assert len(details["best_trials"]) == 1
-    several = client.json(f"/api/studies/{studies['two']['study_id']}")
+    several = ask("GET", f"/api/studies/{studies['two']['study_id']}").json
     assert several["directions"] == ["minimize", "maximize"]
     assert several["objective_names"] == ["loss", "size"]
     assert len(several["best_trials"]) == len(
@@ -117,21 +95,20 @@ def test_it_shows_every_experiment(client: Client):
         ("/dashboard", "GET", {"Host": "localhost:evil.example"}),
     ],
 )
-def test_who_was_not_shown_the_address_is_refused(client: Client, path: str, method: str, headers: Any):
-    status, body, answered = client.ask(path, method, **headers)
-    assert status == 403
-    assert set(json.loads(body)) == {"reason"}
-    assert "Set-Cookie" not in answered
+def test_who_was_not_shown_the_address_is_refused(ask: Asker, path: str, method: str, headers: Any):
+    reply = ask(method, path, headers=headers)
+    assert reply.status == 403
+    assert set(reply.json) == {"reason"}
+    assert "Set-Cookie" not in reply.headers
 
 
-def test_another_name_for_this_machine_is_refused_with_the_token_too(client: Client):
-    enter(client)
-    status, body, _ = client.ask("/api/studies", Host="evil.example")
-    assert status == 403 and b"127.0.0.1 and localhost" in body
+def test_another_name_for_this_machine_is_refused_with_the_token_too(ask: Asker):
+    own = {"Authorization": f"Bearer {ask.server.token}", "Host": "evil.example"}
+    reply = ask("GET", "/api/studies", headers=own)
+    assert reply.status == 403 and b"127.0.0.1 and localhost" in reply.body
 
 
-def test_what_would_write_is_refused_in_words(client: Client, root: Path):
-    enter(client)
+def test_what_would_write_is_refused_in_words(ask: Asker, root: Path):
     before = (root / "one" / "experiment.sqlite").read_bytes()
     for method, path in (
         ("POST", "/api/studies"),
@@ -140,19 +117,19 @@ def test_what_would_write_is_refused_in_words(client: Client, root: Path):
         ("POST", "/api/trials/0/tell"),
         ("POST", "/api/trials/0/user-attrs"),
     ):
-        status, body, _ = client.ask(path, method, "{}")
-        assert status == 405
-        assert "read-only" in json.loads(body)["reason"]
+        reply = ask(method, path, {})
+        assert reply.status == 405
+        assert "read-only" in reply.json["reason"]
     assert (root / "one" / "experiment.sqlite").read_bytes() == before
 
 
-def test_the_page_holds_nothing_and_gives_no_cookie(client: Client):
+def test_the_page_holds_nothing_and_gives_no_cookie(server: OptunaDashboard, ask: Asker):
     """A cookie would go to the servers of other users at other ports of this machine."""
-    for path in (client.server.address.partition(f":{client.server.server_port}")[2], "/static/bundle.js"):
-        status, body, headers = client.ask(path)
-        assert status == 200 and client.server.token.encode() not in body
-        assert "Set-Cookie" not in headers
-    assert client.ask("/static/optuna.js")[0] == 200
+    for path in (server.address.partition(f":{server.server_port}")[2], "/static/bundle.js"):
+        reply = ask("GET", path, headers={})
+        assert reply.status == 200 and server.token.encode() not in reply.body
+        assert "Set-Cookie" not in reply.headers
+    assert ask("GET", "/static/optuna.js", headers={}).status == 200
 
 
 def test_another_page_of_optunas_than_is_known_is_told_of(root: Path, monkeypatch, tmp_path: Path):
@@ -166,12 +143,12 @@ def test_another_page_of_optunas_than_is_known_is_told_of(root: Path, monkeypatc
 
 @pytest.mark.external
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-def test_its_page_sends_the_token_from_its_tab_alone(client: Client):
+def test_its_page_sends_the_token_from_its_tab_alone(server: OptunaDashboard):
     """Over a reload too, and for a download; another tab that was not shown the address sees nothing."""
     with chromium() as browser:
         context = browser.new_context()
         page = context.new_page()
-        page.goto(client.server.address)
+        page.goto(server.address)
         page.get_by_role("link", name="one").click()
         page.wait_for_url("**/dashboard/studies/*")
         page.reload()
@@ -184,7 +161,7 @@ def test_its_page_sends_the_token_from_its_tab_alone(client: Client):
         assert context.cookies() == []
         other = context.new_page()
         with other.expect_response("**/api/studies") as answered:
-            other.goto(f"http://127.0.0.1:{client.server.server_port}/dashboard")
+            other.goto(f"http://127.0.0.1:{server.server_port}/dashboard")
         assert answered.value.status == 403
 
 

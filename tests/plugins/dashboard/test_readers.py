@@ -18,6 +18,8 @@ import pytest
 
 import trainkit
 from tests.conftest import eventually
+from tests.plugins.dashboard.browser import commanded
+from tests.plugins.dashboard.conftest import Asker, asker_of, finished
 from trainkit import tune
 from trainkit.plugins.dashboard.experiments.board import TrialTable
 from trainkit.plugins.dashboard.experiments.reading import RowReader
@@ -31,13 +33,8 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(trainkit.__file__).parents[2
 def five(tmp_path: Path) -> Path:
     """A finished experiment: two trials are equally good, and one has no number."""
     losses = [2.0, 1.0, float("nan"), 1.0, 3.0]
-    tune.Tuner(
-        lambda config: {"loss": losses[config["place"]]},
-        param_space={"place": tune.grid_search(list(range(5)))},
-        tune_config=tune.TuneConfig(metric="loss", mode="min"),
-        run_config=tune.RunConfig(storage_path=tmp_path, name="e", verbose=0),
-    ).fit()
-    return tmp_path / "e"
+    places = tune.grid_search(list(range(5)))
+    return finished(tmp_path, "e", lambda config: {"loss": losses[config["place"]]}, place=places)
 
 
 @contextmanager
@@ -134,10 +131,8 @@ tune.Tuner(trainable, param_space={"x": tune.grid_search([1, 2])},
 
 
 @contextmanager
-def started(*command: str) -> Iterator[subprocess.Popen[str]]:
-    program = subprocess.Popen(
-        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
-    )
+def written_by(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    program = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
     try:
         yield program
     finally:
@@ -150,23 +145,18 @@ def test_a_dashboard_that_is_killed_while_it_reads_holds_up_nobody(tmp_path: Pat
     """The experiment goes on, and its log is folded in as if nobody had read."""
     over = threading.Event()
 
-    def look(port: int, token: str, path: str) -> None:
+    def look(ask: Asker, path: str) -> None:
         while not over.is_set():
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-            with closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
-                head = {"Authorization": f"Bearer {token}"}
-                connection.request("GET", f"/api/experiments/e/{path}", headers=head)
-                connection.getresponse().read()
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                ask("GET", f"/api/experiments/e/{path}")
 
     with (
-        started("-c", WRITES, str(tmp_path)) as writer,
-        started("-m", "trainkit", "dashboard", str(tmp_path)) as server,
+        written_by([sys.executable, "-c", WRITES, str(tmp_path)]) as writer,
+        commanded(tmp_path) as (server, address),
     ):
-        assert server.stdout is not None
-        port, token = server.stdout.readline().split("127.0.0.1:")[1].strip().split("/?token=")
         assert eventually(lambda: len(list(tmp_path.glob("has written *"))) == 2, 300)
         paths = ("charts/curves", "charts/history", "trials?sort=best", "events")
-        threads = [threading.Thread(target=look, args=(int(port), token, path)) for path in paths]
+        threads = [threading.Thread(target=look, args=(asker_of(address), path)) for path in paths]
         for each in threads:
             each.start()
         try:

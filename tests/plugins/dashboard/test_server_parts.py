@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.conftest import eventually
-from tests.plugins.dashboard.conftest import Asker, served
+from tests.plugins.dashboard.conftest import Asker, finished, served
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.plugins.dashboard.experiments import board, reading
@@ -48,16 +48,6 @@ def opened(ask: Asker, path: str, method: str = "GET", body: bytes | None = None
     connection = HTTPConnection(*ask.address, timeout=60)
     connection.request(method, f"/api{path}", body, {"Authorization": f"Bearer {ask.server.token}"})
     return connection
-
-
-def finished(root: Path, name: str, trainable: Any, log_to_file: Any = False, **space: Any) -> Path:
-    tune.Tuner(
-        trainable,
-        param_space=space,
-        tune_config=tune.TuneConfig(metric="loss", mode="min"),
-        run_config=tune.RunConfig(storage_path=root, name=name, verbose=0, log_to_file=log_to_file),
-    ).fit()
-    return root / name
 
 
 def large(config: dict[str, Any]) -> dict[str, Any]:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import trainkit
 from tests.conftest import eventually
-from tests.plugins.dashboard.conftest import Asker, served
+from tests.plugins.dashboard.browser import commanded
+from tests.plugins.dashboard.conftest import Asker, asker_of, served
 from tests.tune.experiment.steered import Driver
 from trainkit.client import Experiment
 
@@ -135,30 +132,15 @@ def test_a_command_under_way_when_the_server_is_killed_is_in_the_history_or_was_
 
 def killed_while_steering(root: Path, wait_s: float) -> list[dict[str, Any]]:
     """Kill a server while it carries out commands; return the answers that had come by then."""
-    server = subprocess.Popen(
-        [sys.executable, "-m", "trainkit", "dashboard", str(root)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(trainkit.__file__).parents[2])},
-    )
-    assert server.stdout is not None
-    try:
-        printed = server.stdout.readline()
-        port, token = printed.split("127.0.0.1:")[1].strip().split("/?token=")
+    with commanded(root) as (server, address):
+        ask = asker_of(address)
         told: list[dict[str, Any]] = []
 
         def steer(samples: int) -> None:
-            connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
-            head = {"Authorization": f"Bearer {token}"}
-            try:
-                connection.request("POST", f"/api{ONE}/set", json.dumps({"num_samples": samples}), head)
-                answer = connection.getresponse()
-                if answer.status == 200:
-                    told.append(json.loads(answer.read()))
-            except (OSError, http.client.HTTPException):  # it was killed first
-                pass
-            finally:
-                connection.close()
+            with suppress(OSError, http.client.HTTPException):  # it was killed first
+                reply = ask("POST", f"/api{ONE}/set", {"num_samples": samples})
+                if reply.status == 200:
+                    told.append(reply.json)
 
         threads = [threading.Thread(target=steer, args=(number,)) for number in range(4, 10)]
         for each in threads:
@@ -166,13 +148,8 @@ def killed_while_steering(root: Path, wait_s: float) -> list[dict[str, Any]]:
         commands = root / "e" / "commands"
         assert eventually(lambda: bool(told) or any(commands.glob("*.json")))
         time.sleep(wait_s)
-        server.send_signal(signal.SIGKILL)
+        server.kill()
         server.wait()
         for each in threads:
             each.join()
         return told
-    finally:
-        if server.poll() is None:
-            server.kill()
-            server.wait()
-        server.stdout.close()

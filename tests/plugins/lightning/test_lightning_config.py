@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from tests.plugins.lightning.lightning_modules import Points, WithRate
-from trainkit.errors import ConfigError
 from trainkit.plugins.lightning.operator import untaken
 from trainkit.train import TorchTrainer, TrainingOperator
 
@@ -29,13 +28,6 @@ def test_keys_that_no_module_takes_are_told(caplog: pytest.LogCaptureFixture) ->
     )
     assert untaken(config, [Points]) == []  # it takes the whole of it, as `config`
     assert untaken(config, [WithRate, AnyKeyword]) == []
-
-
-def test_a_module_in_place_of_its_class() -> None:
-    with pytest.raises(
-        ConfigError, match=r"from_ptl\(\) needs a LightningModule class, not an object of WithRate"
-    ):
-        TrainingOperator.from_ptl(WithRate())
 
 
 def lightning_trial(**config: Any) -> Any:

@@ -14,7 +14,14 @@ from pytorch_lightning.callbacks import EarlyStopping
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset
 
-from tests.plugins.lightning.lightning_modules import Diary, Points, PointsData, TwoParts, points
+from tests.plugins.lightning.lightning_modules import (
+    Diary,
+    Points,
+    PointsData,
+    TwoParts,
+    WithRate,
+    points,
+)
 from trainkit.errors import CheckpointError, ConfigError, MissingDependencyError, TrainingError
 from trainkit.plugins.lightning.fit import whole_batches
 from trainkit.plugins.lightning.operator import PACKAGES, arguments_of_step, package_of
@@ -192,29 +199,26 @@ def test_both_packages_are_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("module", "arguments", "message"),
     [
-        ({"datamodule": PointsData, "val_dataloader": [1]}, "either train_dataloader="),
-        ({"datamodule": 3}, "LightningDataModule of pytorch_lightning"),
-        ({"callbacks": [3]}, "callbacks of pytorch_lightning"),
-        ({"trainer_args": {"max_steps": 5, "devices": 2}}, "max_steps: .*devices: pass num_workers="),
+        (Points, {"datamodule": PointsData, "val_dataloader": [1]}, "either train_dataloader="),
+        (Points, {"datamodule": 3}, "LightningDataModule of pytorch_lightning"),
+        (Points, {"callbacks": [3]}, "callbacks of pytorch_lightning"),
+        (Points, {"trainer_args": {"max_steps": 5, "devices": 2}}, "max_steps: .*devices: pass num_workers="),
+        (torch.nn.Linear, {}, "needs a LightningModule class"),
+        (WithRate(), {}, r"from_ptl\(\) needs a LightningModule class, not an object of WithRate"),
     ],
     ids=str,
 )
-def test_wrong_arguments_are_told_at_once(arguments: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_are_told_at_once(module: Any, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        TrainingOperator.from_ptl(Points, **arguments)
+        TrainingOperator.from_ptl(module, **arguments)
 
 
-def test_what_is_said_twice_is_named_in_both_words() -> None:
+def test_what_is_said_twice_or_lacks_in_the_configuration_is_named() -> None:
     given = {"gradient_clip_val": 0.5, "logger": True}
     with pytest.raises(ConfigError, match=r"contains gradient_clip_val, .*max_grad_norm\) also set"):
         arguments_of_step(StepSettings(max_grad_norm=1.0), given)
-
-
-def test_only_a_lightning_module_will_do() -> None:
-    with pytest.raises(ConfigError, match="needs a LightningModule class"):
-        TrainingOperator.from_ptl(torch.nn.Linear)
     with pytest.raises(ConfigError, match="needs lr, but config has"):
         TrainingOperator.from_ptl(TwoParts, datamodule=PointsData)({})
 

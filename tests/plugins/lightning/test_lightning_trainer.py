@@ -22,6 +22,8 @@ from trainkit.train import FailureConfig
 PRELOAD = ("torch", "lightning.pytorch")
 pytestmark = pytest.mark.usefixtures("runtime")
 
+PROCESSES, OTHER = "start processes in each of the 2 workers", "pytorch_lightning"
+
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
@@ -42,26 +44,11 @@ def test_a_trainer_of_the_other_package_takes_the_strategy(launched: Any, tmp_pa
     assert list(result.metrics_dataframe["loss"]) == column(launched["lightning"], "loss")
 
 
-@pytest.mark.parametrize(
-    ("strategy", "package"), [("ddp_fork", "lightning.pytorch"), ("ddp_spawn", "pytorch_lightning")]
-)
-def test_processes_in_the_workers_are_refused(strategy: str, package: str, tmp_path: Path) -> None:
-    config = {"plain": True, "strategy": strategy, "package": package}
-    with pytest.raises(WorkerGroupError, match="start processes in each of the 2 workers") as caught:
-        trainer(library_loops.lightning, tmp_path, config).fit()
-    assert [type(error) for error in caught.value.worker_failures.values()] == [ConfigError]
-
-
 def fabric_forks(config: dict[str, Any]) -> None:
     from lightning.fabric import Fabric
 
     fabric = Fabric(accelerator="cpu", strategy="ddp_fork", devices=2)
     fabric.launch(lambda fabric: None)
-
-
-def test_processes_of_fabric_in_the_workers_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(WorkerGroupError, match="start processes in each of the 2 workers"):
-        trainer(fabric_forks, tmp_path).fit()
 
 
 def test_a_script_for_torchrun_runs_as_it_is(launched: Any, tmp_path: Path) -> None:
@@ -73,12 +60,6 @@ def test_fabric_finds_the_workers(launched: Any, tmp_path: Path) -> None:
     result = trainer(library_loops.fabric, tmp_path).fit()
     assert list(result.metrics_dataframe["loss"]) == column(launched["fabric"], "loss")
     assert result.metrics["processes"] == 2
-
-
-def test_fsdp_without_a_gpu_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WorkerGroupError, match="RayFSDPStrategy needs GPUs") as caught:
-        trainer(library_loops.lightning, tmp_path, {"strategy": "RayFSDPStrategy"}).fit()
-    assert [type(error) for error in caught.value.worker_failures.values()] == [ConfigError]
 
 
 def deepspeed(config: dict[str, Any]) -> None:
@@ -106,17 +87,29 @@ def unprepared(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "message"),
+    ("function", "config", "message"),
     [
-        (True, "DDPStrategy is not one of RayDDPStrategy, RayFSDPStrategy and RayDeepSpeedStrategy"),
-        (False, r"LightningEnvironment identifies this process as worker \d of 1, but it is worker \d of 2"),
+        (library_loops.lightning, {"plain": True, "strategy": "ddp_fork"}, PROCESSES),
+        (library_loops.lightning, {"plain": True, "strategy": "ddp_spawn", "package": OTHER}, PROCESSES),
+        (fabric_forks, {}, PROCESSES),
+        (library_loops.lightning, {"strategy": "RayFSDPStrategy"}, "RayFSDPStrategy needs GPUs"),
+        (
+            unprepared,
+            {"strategy": True},
+            "DDPStrategy is not one of RayDDPStrategy, RayFSDPStrategy and RayDeepSpeedStrategy",
+        ),
+        (
+            unprepared,
+            {"strategy": False},
+            r"LightningEnvironment identifies this process as worker \d of 1, but it is worker \d of 2",
+        ),
     ],
 )
-def test_a_trainer_that_would_not_train_together_is_refused(
-    strategy: bool, message: str, tmp_path: Path
+def test_what_would_not_train_together_is_refused(
+    function: Any, config: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(WorkerGroupError, match=message) as caught:
-        trainer(unprepared, tmp_path, {"strategy": strategy}).fit()
+        trainer(function, tmp_path, config).fit()
     assert [type(error) for error in caught.value.worker_failures.values()] == [ConfigError]
 
 

@@ -68,16 +68,6 @@ def test_an_initializer_of_one_joblib_call_is_not_that_of_the_next(tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
-def test_nested_joblib_calls_end() -> None:
-    register_trainkit()
-
-    def inner(x):
-        return sum(joblib.Parallel(n_jobs=2)(joblib.delayed(double)(y) for y in range(x)))
-
-    with joblib.parallel_config(backend="trainkit", n_jobs=2):
-        assert joblib.Parallel()(joblib.delayed(inner)(x) for x in range(4)) == [0, 0, 2, 6]
-
-
 @pytest.mark.slow
 def test_scikit_learn_gives_the_same_scores() -> None:
     from sklearn.datasets import load_iris

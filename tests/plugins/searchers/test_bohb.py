@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
+from tests.conftest import run_python
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.plugins.searchers.bohb import Knowledge, TuneBOHB
@@ -198,7 +197,7 @@ results = tune.simulate(
 )
 assert len(results) == 20
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+    run_python("-c", code)
 
 
 def test_a_space_of_another_package_is_refused():

@@ -56,15 +56,6 @@ def test_a_density_over_categories_too_is_one_in_all(data, least):
     assert 3 * values.mean() == pytest.approx(1, abs=2e-3)
 
 
-# property 18
-def test_what_was_seen_most_among_categories_stays_the_most_likely():
-    """By the labels' standard deviation h is .80, and the value that was never seen wins."""
-    density = KernelDensity(np.array([[0.0], [0.0], [2.0]]), [Column(3)])
-    zero, one, two = density.pdf(np.array([[0.0], [1.0], [2.0]]))
-    assert zero > two > one > 0
-    assert zero + one + two == pytest.approx(1)
-
-
 @given(labels=st.lists(st.integers(0, 9), min_size=1, max_size=30), least=st.floats(1e-3, 1))
 def test_bandwidths_of_categories_are_bounded(labels, least):
     """Labels 0, 0, 9 have a negative density without, a constant column an infinite one."""

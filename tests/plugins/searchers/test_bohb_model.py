@@ -159,17 +159,6 @@ def losses(known, enough=everything):
     return [(each.trial_id, each.loss) for each in known.basis(enough)]
 
 
-def test_a_result_counts_once_at_a_budget():
-    known = Observations()
-    known.judge("a", 1, 0.5)
-    version = known.version
-    known.judge("a", 1, 0.7)
-    assert known.version == version
-    known.judge("b", 1, 0.6)
-    known.judge("a", 0, 0.9)
-    assert losses(known) == [("a", 0.5), ("b", 0.6)]
-
-
 # property 17
 @given(
     st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 3), st.floats(0, 1)), min_size=1, max_size=40)
