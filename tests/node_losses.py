@@ -20,9 +20,9 @@ from typing import Any
 import psutil
 
 import trainkit
+from tests.conftest import session_processes
 from trainkit import tune
 from trainkit.runtime.local.system import process
-from trainkit.settings import SESSION_MARK
 from trainkit.tune.store.reader import ExperimentReader
 
 STEPS = 6
@@ -275,16 +275,6 @@ class Killer:
         self._thread.join()
 
 
-def session_left() -> list[int]:
-    """Processes of any session that descend from this one."""
-    return [
-        pid
-        for pid in psutil.pids()
-        if SESSION_MARK in (environment := process.environment(pid))
-        and environment.get("TRAINKIT_TEST_RUN") == os.environ["TRAINKIT_TEST_RUN"]
-    ]
-
-
 def run_once(scenario: str, kill_after_s: float | None = None) -> tuple[Any, bool, float]:
     """Return the scenario's outcome, whether its node was killed, and the seconds that it took."""
     with tempfile.TemporaryDirectory() as folder:
@@ -308,7 +298,7 @@ def check(group: str, moments: Sequence[Sequence[int]]) -> None:
         finally:
             trainkit.shutdown()
         deadline = time.monotonic() + 60
-        while left := session_left():
+        while left := session_processes():
             assert time.monotonic() < deadline, f"{scenario} left running: {left}"
             time.sleep(0.01)
 

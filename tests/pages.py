@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.conftest import run_python
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -51,16 +51,8 @@ def check_that_it_runs(page: Path, tmp_path: Path, code: str | None = None) -> N
     code = program(page) if code is None else code
     script = tmp_path / f"{page.stem}_page.py"  # a page may have the name of the library that it is about
     script.write_text(code)
-    done = subprocess.run(
-        [sys.executable, script],
-        capture_output=True,
-        text=True,
-        timeout=600,  # a hang; a busy machine may take minutes
-        cwd=tmp_path,
-        env=os.environ | {"TRAINKIT_RESULTS_DIR": str(tmp_path / "results")},
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    environment = os.environ | {"TRAINKIT_RESULTS_DIR": str(tmp_path / "results")}
+    done = run_python(script, cwd=tmp_path, env=environment, timeout=600)  # a busy machine may take minutes
     printed = iter(done.stdout.splitlines())
     for expected in EXPECTED.findall(code):
         assert any(expected.strip() == line.strip() for line in printed), (

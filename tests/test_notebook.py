@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,28 +40,32 @@ class Line(TrainingOperator):
 """
 
 
-@pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Runs a cell and returns the contents of what it shows and raises."""
-    root = str(Path(__file__).resolve().parents[1])
+@contextmanager
+def running_kernel(folder: Path) -> Iterator[Run]:
+    """Start a kernel in a folder; it runs a cell and returns the messages that come of it."""
     manager, client = jupyter_client.manager.start_new_kernel(
         kernel_name="python3",
-        cwd=str(tmp_path_factory.mktemp("notebook")),
-        env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
+        cwd=str(folder),
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1]), "OMP_NUM_THREADS": "1"},
     )
 
     def run(code: str) -> list[dict[str, Any]]:
-        shown: list[dict[str, Any]] = []
-        client.execute_interactive(
-            code, timeout=SOON_S, output_hook=lambda message: shown.append(message["content"])
-        )
-        return shown
+        messages: list[dict[str, Any]] = []
+        client.execute_interactive(code, timeout=SOON_S, output_hook=messages.append)
+        return messages
 
     try:
         yield run
     finally:
         client.stop_channels()
         manager.shutdown_kernel()
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Runs a cell and returns the contents of what it shows and raises."""
+    with running_kernel(tmp_path_factory.mktemp("notebook")) as run:
+        yield lambda code: [message["content"] for message in run(code)]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from trainkit import tune
 from trainkit.cli import ALIASES, COMMANDS, HELP, Command
 from trainkit.cli.main import main
 
-PAGE = "docs/extending/add-a-command.md"
+Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
@@ -33,10 +33,14 @@ def experiment(tmp_path: Path) -> Iterator[Path]:
     trainkit.shutdown()
 
 
-def test_the_command_of_the_page_runs_and_is_listed(
-    experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    install_from_page(PAGE, tmp_path, monkeypatch)
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The module of the package that the page writes, which is installed."""
+    install_from_page("docs/extending/add-a-command.md", tmp_path, monkeypatch)
+    return tmp_path / "lab_tools.py"
+
+
+def test_the_command_of_the_page_runs_and_is_listed(experiment: Path, module: Path, capsys: Capture) -> None:
     assert main(["best", str(experiment)]) == 0
     assert json.loads(capsys.readouterr().out) == {"x": 1.0}
     assert main([]) == 0
@@ -46,20 +50,16 @@ def test_the_command_of_the_page_runs_and_is_listed(
     assert "usage: trainkit best [-h] EXPERIMENT" in capsys.readouterr().out
 
 
-def test_an_error_of_an_added_command_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    install_from_page(PAGE, tmp_path, monkeypatch)
-    assert main(["best", str(tmp_path)]) == 1
+def test_an_error_of_an_added_command_is_one_line(module: Path, capsys: Capture) -> None:
+    assert main(["best", str(module.parent)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("trainkit: ") and str(tmp_path) in line
+    assert line.startswith("trainkit: ") and str(module.parent) in line
 
 
 def test_a_broken_package_breaks_its_own_command_alone(
-    experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    experiment: Path, module: Path, capsys: Capture
 ) -> None:
-    install_from_page(PAGE, tmp_path, monkeypatch)
-    (tmp_path / "lab_tools.py").write_text("import there_is_no_such_module\n")
+    module.write_text("import there_is_no_such_module\n")
     assert main(["show", str(experiment)]) == 0
     assert main([]) == 0
     listed = capsys.readouterr().out
@@ -68,27 +68,20 @@ def test_a_broken_package_breaks_its_own_command_alone(
     assert "the command 'best' of the package lab-tools" in capsys.readouterr().err
 
 
-def test_what_is_no_command_is_told_in_the_list(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    install_from_page(PAGE, tmp_path, monkeypatch)
-    module = tmp_path / "lab_tools.py"
+def test_what_is_no_command_is_told_in_the_list(module: Path, capsys: Capture) -> None:
     module.write_text(module.read_text().replace("(Command)", ""))
     assert main([]) == 0
     assert "is not a class that extends Command" in " ".join(capsys.readouterr().out.split())
 
 
-def test_names_that_others_take_twice_break_no_list(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    install_from_page(PAGE, tmp_path, monkeypatch)
-    with (tmp_path / "lab_tools.py").open("a") as module:
-        module.write(
+def test_names_that_others_take_twice_break_no_list(module: Path, capsys: Capture) -> None:
+    with module.open("a") as file:
+        file.write(
             "\n\nclass First(Command):\n    help = 'one of two: 50% of them'\n"
             "    aliases = ('ls', 'top', 'top', 'best', 'gone')\n"
             "\n\nclass Second(First):\n    help = 'the other'\n"
         )
-    (entries,) = tmp_path.glob("*.dist-info/entry_points.txt")
+    (entries,) = module.parent.glob("*.dist-info/entry_points.txt")
     with entries.open("a") as rows:
         rows.writelines(f"{name} = lab_tools:First\n" for name in ("foremost", "top", "further"))
         rows.writelines(f"{name} = lab_tools:Second\n" for name in ("second", "ls"))
@@ -111,6 +104,6 @@ def test_every_row_is_a_command_and_says_its_further_names() -> None:
     assert sorted([*HELP, *(alias for each in ALIASES.values() for alias in each)]) == COMMANDS.own_names()
 
 
-def test_a_command_that_is_nearly_right_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_is_nearly_right_is_asked_for(capsys: Capture) -> None:
     assert main(["dashbord"]) == 1
     assert capsys.readouterr().err == "trainkit: 'dashbord' is not a command. Did you mean 'dashboard'?\n"

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import trainkit
+from tests.conftest import run_python
 from trainkit import tune
 from trainkit.cli.main import main
 from trainkit.cli.show import TableOptions, selected
@@ -145,18 +145,8 @@ def test_what_the_output_cannot_hold_is_spelled_out(root, tmp_path):
     tune.Tuner(lambda config: 1.0, param_space={"x": "größe"}, run_config=run).fit()
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)}
     for form in ([], ["-o", "csv"]):
-        words = [
-            sys.executable,
-            "-m",
-            "trainkit",
-            "show",
-            str(tmp_path / "e"),
-            "--columns",
-            "config/x",
-            *form,
-        ]
-        done = subprocess.run(words, capture_output=True, env=environment, check=True, timeout=60)
-        assert rb"gr\xf6\xdfe" in done.stdout
+        words = ["-m", "trainkit", "show", tmp_path / "e", "--columns", "config/x", *form]
+        assert r"gr\xf6\xdfe" in run_python(*words, env=environment).stdout
 
 
 @pytest.mark.parametrize("words", [("show", "e", "--limit", "-1"), ("tail", "e", "-n", "x")])

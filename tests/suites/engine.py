@@ -89,10 +89,8 @@ class Described(Exception):
         super().__init__(*words)
 
 
-class Registered(Exception):
-    def __init__(self, code: int) -> None:
-        super().__init__(f"code {code}")
-        self.code = code
+class Registered(Coded):
+    """Travels as `copyreg` says."""
 
 
 class Unreadable:

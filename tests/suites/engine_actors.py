@@ -322,16 +322,6 @@ class ActorSuite(Suite):
         assert trainkit.get(waiting, timeout=60)
 
     @needs("concurrent")
-    def test_threads_see_the_same_actor(self, tmp_path: Path) -> None:
-        actor = keeper(max_concurrency=2)
-        waiting = actor.wait_for.remote(tmp_path / "started", tmp_path / "go")
-        await_file(tmp_path / "started")
-        trainkit.get(actor.set.remote("seen"), timeout=60)
-        (tmp_path / "go").touch()
-        assert trainkit.get(waiting, timeout=60) == "waited"
-        assert trainkit.get(actor.get.remote()) == "seen"
-
-    @needs("concurrent")
     @pytest.mark.parametrize("blocked", ["io", "_default"])
     def test_a_group_of_async_methods_has_a_loop_of_its_own(self, blocked: str, tmp_path: Path) -> None:
         started, go = tmp_path / "started", tmp_path / "go"

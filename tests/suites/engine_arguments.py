@@ -196,12 +196,6 @@ class ArgumentSuite(Suite):
             trainkit.get(actor.add.remote(failing), timeout=SOON_S)
         assert trainkit.get(actor.add.remote(1), timeout=SOON_S) == [1]
 
-    def test_a_late_argument_of_a_constructor_that_fails(self) -> None:
-        failing = trainkit.remote(num_cpus=0)(lambda: int("no number")).remote()
-        actor = trainkit.remote(Given).remote(failing)
-        with pytest.raises(Exception, match="no number"):
-            trainkit.get(actor.value.remote(), timeout=SOON_S)
-
     @needs("background", "unharmed")
     def test_a_call_that_waits_is_cancelled_at_once(self, tmp_path: Path) -> None:
         actor = collector()

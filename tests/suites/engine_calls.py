@@ -59,11 +59,6 @@ class CallSuite(Suite):
 
     # arguments and results
 
-    def test_a_method_with_several_results(self) -> None:
-        actor = trainkit.remote(Keeper).remote(4)
-        assert trainkit.get(actor.twice.remote()) == [4, 4]
-        assert trainkit.get(actor.twice.options(num_returns=1).remote()) == (4, 4)
-
     def test_wait_on_thousands(self, tmp_path: Path) -> None:
         """Of tasks in turn, of calls of one actor, and of one that comes late."""
 

@@ -322,9 +322,6 @@ class Mortal:
     def context(self) -> dict[str, Any]:
         return context()
 
-    def itself(self) -> Any:
-        return trainkit.get_runtime_context().current_actor
-
 
 class Meeting:
     """Two threads that must be here at once."""

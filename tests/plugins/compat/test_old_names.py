@@ -66,9 +66,8 @@ def test_a_wrong_name_is_told_the_right_one() -> None:
         importlib.import_module("trainkit.utill")
 
 
-@pytest.mark.external
-def test_threads_import_old_paths_at_the_same_time() -> None:
-    script = """
+PROGRAMS = {
+    "threads import old paths at the same time": """
 import importlib, threading, trainkit
 from concurrent.futures import ThreadPoolExecutor
 paths = ["trainkit.util.queue", "trainkit.util", "trainkit.util.placement_group", "trainkit.tune.sample",
@@ -81,24 +80,15 @@ with ThreadPoolExecutor(len(paths)) as pool:
     assert all(pool.map(load, paths))
 import trainkit.util
 assert trainkit.util.placement_group is trainkit.placement_group
-"""
-    run_python("-c", script)
-
-
-@pytest.mark.external
-def test_modules_are_there_without_an_import_of_each() -> None:
-    script = (
-        "import trainkit, sys; assert 'asyncio' not in sys.modules; "
-        "trainkit.util.queue.Queue, trainkit.util.state.list_actors, trainkit.exceptions.RayError, "
-        "trainkit.util.scheduling_strategies.PlacementGroupSchedulingStrategy, trainkit.actor.exit_actor, "
-        "trainkit.tune.stopper.Stopper, trainkit.tune.registry.register_trainable"
-    )
-    run_python("-c", script)
-
-
-@pytest.mark.external
-def test_workers_know_old_paths() -> None:
-    script = """
+""",
+    "modules are there without an import of each": """
+import trainkit, sys
+assert "asyncio" not in sys.modules
+trainkit.util.queue.Queue, trainkit.util.state.list_actors, trainkit.exceptions.RayError
+trainkit.util.scheduling_strategies.PlacementGroupSchedulingStrategy, trainkit.actor.exit_actor
+trainkit.tune.stopper.Stopper, trainkit.tune.registry.register_trainable
+""",
+    "workers know old paths": """
 import trainkit
 @trainkit.remote
 def look():
@@ -109,8 +99,14 @@ trainkit.init(num_cpus=1)
 empty, uniform = trainkit.get(look.remote())
 from trainkit import tune
 assert uniform is tune.uniform
-"""
-    run_python("-c", script)
+""",
+}
+
+
+@pytest.mark.external
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_use_old_paths(program: str) -> None:
+    run_python("-c", PROGRAMS[program])
 
 
 STUBS = sorted(

@@ -24,29 +24,6 @@ import anyio  # noqa: E402
 READING = {"list_experiments", "show_experiment", "list_trials", "show_trial", "why", "logs"}
 STEERING = ["pause", "resume", "stop", "add", "prioritise", "set"]
 
-RUNNING = """
-    import json, time, trainkit
-    from pathlib import Path
-    from trainkit import tune
-
-    def objective(config):
-        start, saved = 0, tune.get_checkpoint()
-        if saved is not None:
-            start = json.loads((Path(saved.path) / "step").read_text())
-        for step in range(start + 1, 1_000_000):
-            with tune.checkpoint_dir(step) as folder:
-                (Path(folder) / "step").write_text(json.dumps(step))
-            tune.report({"loss": config["x"]})
-            time.sleep(0.02)
-
-    trainkit.init(num_cpus=2)
-    tune.Tuner(
-        objective,
-        param_space={"x": tune.uniform(0, 1)},
-        tune_config=tune.TuneConfig(num_samples=4, metric="loss", mode="min"),
-        run_config=tune.RunConfig(storage_path=str(Path.cwd()), name="e", verbose=0),
-    ).fit()
-"""
 
 Call = Callable[..., Awaitable[Any]]
 

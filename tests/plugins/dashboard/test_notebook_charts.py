@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import os
 import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,16 +13,15 @@ from tests.conftest import run_python
 from trainkit.errors import ConfigError
 from trainkit.plugins.dashboard.charts.notebook import PLOTLY, LiveChart, widget_of
 
-jupyter_client = pytest.importorskip("jupyter_client")
+pytest.importorskip("jupyter_client")
 pytest.importorskip("ipykernel")
 pytest.importorskip("anywidget")
+from tests.test_notebook import Run, running_kernel
 
 pytestmark = pytest.mark.external
 
-SOON_S = 120
 CHROMIUM = shutil.which("chromium")
 VIEW = "application/vnd.jupyter.widget-view+json"
-Run = Callable[[str], list[dict[str, Any]]]
 
 FIT = """
 import time, trainkit
@@ -49,26 +46,16 @@ results = tune.Tuner(
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Runs a cell and returns the messages that come of it."""
-    root = str(Path(__file__).resolve().parents[3])
-    manager, client = jupyter_client.manager.start_new_kernel(
-        kernel_name="python3",
-        cwd=str(tmp_path_factory.mktemp("notebook")),
-        env={**os.environ, "PYTHONPATH": root},
-    )
+    """Runs a cell, which must not fail, and returns the messages that come of it."""
+    with running_kernel(tmp_path_factory.mktemp("notebook")) as run_cell:
 
-    def run(code: str) -> list[dict[str, Any]]:
-        messages: list[dict[str, Any]] = []
-        client.execute_interactive(code, timeout=SOON_S, output_hook=messages.append)
-        failed = [message["content"] for message in messages if message["msg_type"] == "error"]
-        assert not failed, "\n".join(failed[0]["traceback"])
-        return messages
+        def run(code: str) -> list[dict[str, Any]]:
+            messages = run_cell(code)
+            failed = contents(messages, "error")
+            assert not failed, "\n".join(failed[0]["traceback"])
+            return messages
 
-    try:
         yield run
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel()
 
 
 def cell(name: str, chart: str, metric: Any = "loss", mode: Any = "min") -> str:

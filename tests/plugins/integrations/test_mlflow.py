@@ -81,17 +81,6 @@ def test_a_run_per_trial(fit, logged, client, runs):  # row 1.30
     assert "text" not in first.data.metrics
 
 
-def test_a_failed_trial_is_a_failed_run(fit, logged, runs):
-    def fails(config):
-        tune.report({"loss": 1.0})
-        raise ValueError
-
-    fit(fails, run={"callbacks": [logged()]})
-    (run,) = runs()
-    assert run.info.status == "FAILED"
-    assert run.data.metrics["loss"] == 1.0
-
-
 def test_parameters_at_the_end_and_artifacts(fit, logged, client, runs, request, tmp_path):
     artifacts = tmp_path / "artifacts"  # else MLflow takes ./mlruns for a store in SQLite
     client.create_experiment(request.node.name, artifact_location=artifacts.as_uri())

@@ -142,25 +142,14 @@ class TestReadingHalfOfOptunasSuite:
         for store in storage.stores.values():
             store.close()
 
-    test_get_study_id_from_name_and_get_study_name_from_id = (
-        StorageTestCase.test_get_study_id_from_name_and_get_study_name_from_id
-    )
-    test_get_trial_number_from_id = StorageTestCase.test_get_trial_number_from_id
-    test_get_trial = StorageTestCase.test_get_trial
-    test_get_all_trials = StorageTestCase.test_get_all_trials
-    test_get_all_trials_deepcopy_option = StorageTestCase.test_get_all_trials_deepcopy_option
-    test_get_all_trials_state_option = StorageTestCase.test_get_all_trials_state_option
-    test_get_n_trials = StorageTestCase.test_get_n_trials
-    test_get_n_trials_state_option = StorageTestCase.test_get_n_trials_state_option
-    test_get_best_trial = StorageTestCase.test_get_best_trial
-    test_get_best_trial_for_multi_objective_optimization = (
-        StorageTestCase.test_get_best_trial_for_multi_objective_optimization
-    )
-    test_get_trial_id_from_study_id_trial_number = (
-        StorageTestCase.test_get_trial_id_from_study_id_trial_number
-    )
-    test_check_trial_is_updatable = StorageTestCase.test_check_trial_is_updatable
-    test_create_new_study_with_name = StorageTestCase.test_create_new_study_with_name
+
+for name in """
+    get_study_id_from_name_and_get_study_name_from_id get_trial_number_from_id get_trial get_all_trials
+    get_all_trials_deepcopy_option get_all_trials_state_option get_n_trials get_n_trials_state_option
+    get_best_trial get_best_trial_for_multi_objective_optimization get_trial_id_from_study_id_trial_number
+    check_trial_is_updatable create_new_study_with_name
+""".split():
+    setattr(TestReadingHalfOfOptunasSuite, f"test_{name}", getattr(StorageTestCase, f"test_{name}"))
 
 
 def test_studies_are_the_experiments_of_a_folder(tmp_path: Path):
