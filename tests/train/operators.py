@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainkit.train import BATCH_SIZE, TrainingOperator
+from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
 from trainkit.train.step.context import WorkerContext
 from trainkit.train.step.epoch import EpochBatches
 from trainkit.train.strategies.base import Place, StepSettings
@@ -101,6 +101,15 @@ def lose_patience() -> None:
     A trainer's `timeout_s` is also for the workers' start, which no machine promises to be short.
     """
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1))
+
+
+def cpu_trainer(
+    operator: type[TrainingOperator], workers: int = 2, config: dict[str, Any] | None = None, **options: Any
+) -> TorchTrainer:
+    """Return a trainer of an operator on CPUs."""
+    return TorchTrainer(
+        training_operator_cls=operator, num_workers=workers, config=config, use_gpu=False, **options
+    )
 
 
 def alone(cls: type[Any], config: dict[str, Any], **settings: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from tests.train.operators import Digits, digits, gang_losses, make_parts, plain_losses
+from tests.train.operators import Digits, cpu_trainer, digits, gang_losses, make_parts, plain_losses
 from tests.train.raysgd_cifar import train_cifar
 from trainkit.errors import ConfigError
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
@@ -69,9 +69,7 @@ class Adversaries(TrainingOperator):
 
 
 def test_several_models_optimizers_and_schedulers(runtime: None) -> None:
-    with TorchTrainer(
-        training_operator_cls=Adversaries, num_workers=2, use_gpu=False, scheduler_step_freq="epoch"
-    ) as trainer:
+    with cpu_trainer(Adversaries, scheduler_step_freq="epoch") as trainer:
         result = trainer.train()
         assert {"loss_d", "last_loss_g"} <= set(result) and result["num_samples"] == 24
         found = trainer.apply_all_operators(
@@ -118,13 +116,7 @@ def test_an_operator_of_creator_functions_trains_as_the_plain_loop(runtime: None
             return metrics
 
     config = {"samples": 60, BATCH_SIZE: 20, "shuffle": False}
-    with TorchTrainer(
-        training_operator_cls=Recording,
-        config=config,
-        num_workers=2,
-        use_gpu=False,
-        scheduler_step_freq="epoch",
-    ) as trainer:
+    with cpu_trainer(Recording, 2, config, scheduler_step_freq="epoch") as trainer:
         assert trainer.train()["num_samples"] == trainer.validate()["num_samples"] == 60
         assert gang_losses(trainer) == pytest.approx(plain_losses(config, 3), abs=1e-9)
         assert trainer.apply_all_operators(lambda it: it.scheduler.get_last_lr()) == [[0.05]] * 2
@@ -256,14 +248,7 @@ def test_an_epoch_of_any_version_is_given_the_arguments_that_it_takes(
 def test_one_bar_with_the_loss(runtime: None, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tqdm", reason="tqdm is not installed")
     config = {"samples": 40, BATCH_SIZE: 10}
-    with TorchTrainer(
-        training_operator_cls=Digits,
-        config=config,
-        num_workers=2,
-        use_gpu=False,
-        use_tqdm=True,
-        use_local=True,
-    ) as trainer:
+    with cpu_trainer(Digits, 2, config, use_tqdm=True, use_local=True) as trainer:
         trainer.train(info={"num_epochs": 3})
         last = trainer.get_local_operator().steps[-1][0]  # type: ignore[attr-defined]
         trainer.validate()

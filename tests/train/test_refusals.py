@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import trainkit
 from tests.conftest import run_python
-from tests.train.operators import Digits
+from tests.train.operators import Digits, cpu_trainer
 from trainkit.errors import CheckpointError, ConfigError, GangError, InfeasibleError
 from trainkit.train import TorchTrainer, TrainingOperator
 
@@ -54,13 +54,7 @@ class Small(TrainingOperator):
 
 
 def small(workers: int, **options: Any) -> TorchTrainer:
-    return TorchTrainer(
-        training_operator_cls=Small,
-        num_workers=workers,
-        use_gpu=False,
-        scheduler_step_freq="manual",
-        **options,
-    )
+    return cpu_trainer(Small, workers, scheduler_step_freq="manual", **options)
 
 
 def test_refused_calls_end_nobody(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import trainkit
 from tests.conftest import eventually, run_python, session_fixture
 from tests.runtime.local.crowded import occupy
 from tests.runtime.local.victims import AwaitingVictim, ForkedVictim, Victim, fork, yield_forks
-from trainkit.errors import ActorDiedError, NodeDiedError, ObjectLostError, TaskError, WorkerDiedError
+from trainkit.errors import ActorDiedError, NodeDiedError, ObjectLostError, TaskError
 from trainkit.runtime.local.system import process
 
 session = session_fixture("function", num_cpus=4)
@@ -181,20 +181,6 @@ def test_interrupts_lose_no_answer() -> None:
         armed = False
         signal.signal(signal.SIGINT, previous)
     assert interrupts
-
-
-def test_queued_tasks_are_not_orphaned_by_the_death_of_a_running_one() -> None:
-    @trainkit.remote(num_cpus=4, max_retries=0)
-    def work(index: int) -> int:
-        if index == 0:
-            time.sleep(0.2)
-            os._exit(3)
-        return index
-
-    refs = [work.remote(index) for index in range(4)]
-    with pytest.raises(WorkerDiedError, match="exit code 3"):
-        trainkit.get(refs[0], timeout=60)
-    assert trainkit.get(refs[1:], timeout=60) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("end", ["shutdown", "node"])

@@ -205,15 +205,6 @@ def test_what_has_not_ended_in_time_is_named() -> None:
     trainkit.cancel(task)
 
 
-def test_threads_can_share_an_actor() -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    counter = trainkit.remote(Counter).remote()
-    with ThreadPoolExecutor(8) as threads:
-        seen = list(threads.map(lambda _: trainkit.get(counter.add.remote(1)), range(400)))
-    assert sorted(seen) == list(range(1, 401))
-
-
 def test_calls_to_a_busy_actor_return_at_once(tmp_path: Path) -> None:
     actor = probe()
     trainkit.get(actor.pid.remote())

@@ -77,11 +77,6 @@ def test_shared_objects_are_nobodys_own() -> None:
         assert trainkit.get(reader.eat.remote(50), timeout=60) == 5
 
 
-def test_the_machine_has_only_so_much_to_give() -> None:
-    with pytest.raises(trainkit.errors.InfeasibleError, match="memory"):
-        trainkit.remote(Eater).options(memory=5 << 30).remote()
-
-
 def test_a_close_look_is_taken_where_it_may_matter() -> None:
     assert not needs_a_look(100, 100, None, 0.0)
     assert needs_a_look(100, 101, None, 0.0)

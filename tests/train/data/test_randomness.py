@@ -16,10 +16,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from tests.train.operators import cpu_trainer
 from tests.train.torch.launched import trainer as function_trainer
 from trainkit import train
 from trainkit.errors import ConfigError
-from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
+from trainkit.train import BATCH_SIZE, TrainingOperator
 from trainkit.train.data.randomness import SeededSamples, seed_of, seeded_samples
 from trainkit.train.torch import prepare_data_loader
 
@@ -133,12 +134,7 @@ class Trained(TrainingOperator):
 
 
 def weights(workers: int, processes: int) -> list[float]:
-    with TorchTrainer(
-        training_operator_cls=Trained,
-        num_workers=workers,
-        use_gpu=False,
-        config={BATCH_SIZE: 4, "processes": processes},
-    ) as trainer:
+    with cpu_trainer(Trained, workers, {BATCH_SIZE: 4, "processes": processes}) as trainer:
         for _ in range(2):
             trainer.train()
         return [value for each in trainer.get_model().parameters() for value in each.flatten().tolist()]

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tests.train.data.test_data import Seat
+from tests.train.operators import cpu_trainer
 from tests.train.torch.launched import trainer as function_trainer
 from trainkit import train
 from trainkit.errors import ConfigError
@@ -271,13 +272,7 @@ class Streaming(TrainingOperator):
 def trained(workers: int, processes: int) -> list[Any]:
     """The results of two epochs on global batches of six samples; three batches are accumulated, then one."""
     config = {BATCH_SIZE: 6, "processes": processes}
-    with TorchTrainer(
-        training_operator_cls=Streaming,
-        num_workers=workers,
-        use_gpu=False,
-        config=config,
-        grad_accumulation_steps=3,
-    ) as trainer:
+    with cpu_trainer(Streaming, workers, config, grad_accumulation_steps=3) as trainer:
         made = [trainer.train() for _ in range(2)]
         assert {(result["num_samples"], result["batch_count"]) for result in made} == {(21, 4)}
         validated = trainer.validate()
@@ -306,13 +301,7 @@ class Mixed(TrainingOperator):
 
 
 def mixed(workers: int) -> TorchTrainer:
-    return TorchTrainer(
-        training_operator_cls=Mixed,
-        num_workers=workers,
-        num_cpus_per_worker=0.5,
-        use_gpu=False,
-        config={BATCH_SIZE: 6},
-    )
+    return cpu_trainer(Mixed, workers, {BATCH_SIZE: 6}, num_cpus_per_worker=0.5)
 
 
 def two_epochs(trainer: TorchTrainer) -> list[list[int]]:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from tests.train.operators import cpu_trainer
 from trainkit.errors import ConfigError
 from trainkit.train import TorchTrainer, TrainingOperator
 
@@ -57,15 +58,9 @@ def streaming(
     operator: type[TrainingOperator] = Streaming,
     **more: Any,
 ) -> TorchTrainer:
-    return TorchTrainer(
-        training_operator_cls=operator,
-        num_workers=2,
-        use_gpu=False,
-        use_local=use_local,
-        add_dist_sampler=False,
-        config={"listed": listed, "more": more},
-        grad_accumulation_steps=every,
-    )
+    config = {"listed": listed, "more": more}
+    options = {"use_local": use_local, "add_dist_sampler": False, "grad_accumulation_steps": every}
+    return cpu_trainer(operator, 2, config, **options)
 
 
 def by_hand(epochs: int, every: int) -> nn.Linear:

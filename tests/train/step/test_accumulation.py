@@ -10,8 +10,17 @@ import torch
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, IterableDataset
 
-from tests.train.operators import Digits, alone, digits, make_parts, plain_losses, plain_weights, train_alone
-from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
+from tests.train.operators import (
+    Digits,
+    alone,
+    cpu_trainer,
+    digits,
+    make_parts,
+    plain_losses,
+    plain_weights,
+    train_alone,
+)
+from trainkit.train import BATCH_SIZE, TrainingOperator
 from trainkit.train.data.sharding import BatchSizes, BatchWeights, batch_weight
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -46,15 +55,8 @@ class Scheduled(Digits):
 
 
 def test_equal_to_a_larger_batch_whatever_the_data_leaves_over() -> None:
-    with TorchTrainer(
-        training_operator_cls=Scheduled,
-        config={"samples": SAMPLES, BATCH_SIZE: 24},
-        num_workers=2,
-        grad_accumulation_steps=3,
-        max_grad_norm=0.5,
-        scheduler_step_freq="batch",
-        use_gpu=False,
-    ) as trainer:
+    options = {"grad_accumulation_steps": 3, "max_grad_norm": 0.5, "scheduler_step_freq": "batch"}
+    with cpu_trainer(Scheduled, 2, {"samples": SAMPLES, BATCH_SIZE: 24}, **options) as trainer:
         result = trainer.train()
         assert (result["batch_count"], result["num_samples"]) == (9, SAMPLES)
         expected = plain_weights({"samples": SAMPLES, "batch_size": 72}, 3, max_norm=0.5)
@@ -69,13 +71,7 @@ def test_equal_to_a_larger_batch_whatever_the_data_leaves_over() -> None:
 def test_num_steps_counts_batches_and_its_last_completes_a_step() -> None:
     """Five batches of 20 make a step of 60 and one of 40: the first 100 samples, of 200."""
     config = {"samples": SAMPLES, BATCH_SIZE: 20, "shuffle": False}
-    with TorchTrainer(
-        training_operator_cls=Digits,
-        config=config,
-        num_workers=2,
-        grad_accumulation_steps=3,
-        use_gpu=False,
-    ) as trainer:
+    with cpu_trainer(Digits, 2, config, grad_accumulation_steps=3) as trainer:
         assert trainer.train(num_steps=5)["batch_count"] == 5
         assert_equal(trainer.get_model(), plain_weights(config, 5, every=3))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.packages import install_from_page
-from tests.train.operators import Digits
+from tests.train.operators import Digits, cpu_trainer
 from trainkit.errors import ConfigError
 from trainkit.train import TorchTrainer
 from trainkit.train.strategies.base import STRATEGIES, named_strategy
@@ -25,14 +25,8 @@ def half_ddp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_strategy_of_the_page_is_given_by_its_name_and_trains() -> None:
     losses = {}
     for strategy in ("ddp", "half_ddp"):
-        with TorchTrainer(
-            training_operator_cls=Digits,
-            config={"samples": 256},
-            num_workers=2,
-            num_cpus_per_worker=0.5,
-            use_gpu=False,
-            strategy=strategy,
-        ) as trainer:
+        options = {"num_cpus_per_worker": 0.5, "strategy": strategy}
+        with cpu_trainer(Digits, 2, {"samples": 256}, **options) as trainer:
             losses[strategy] = [trainer.train()["train_loss"] for _ in range(2)]
             kinds = trainer.apply_all_operators(lambda operator: type(operator._strategy).__name__)
     assert kinds == ["HalfDDPStrategy"] * 2

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.train.operators import gang_losses
+from tests.train.operators import cpu_trainer, gang_losses
 from tests.train.strategies.transformers import Block, loss_of
 from tests.train.workers.test_recovery import identical
 from trainkit.errors import ConfigError
@@ -73,15 +73,8 @@ class Tagging(TrainingOperator):
 
 
 def tagging(workers: int, strategy: Any, config: Any = None, **options: Any) -> TorchTrainer:
-    return TorchTrainer(
-        training_operator_cls=Tagging,
-        config={BATCH_SIZE: 8, **(config or {})},
-        num_workers=workers,
-        num_cpus_per_worker=0.25,
-        strategy=strategy,
-        use_gpu=False,
-        **options,
-    )
+    config = {BATCH_SIZE: 8, **(config or {})}
+    return cpu_trainer(Tagging, workers, config, num_cpus_per_worker=0.25, strategy=strategy, **options)
 
 
 SPEC = ContextParallel(buffers={"positions": 0})
@@ -133,9 +126,7 @@ class Own(Tagging):
 )
 def test_what_cannot_be_computed_in_parts(operator: Any, config: dict[str, Any], message: str) -> None:
     with (
-        TorchTrainer(
-            training_operator_cls=operator, config=config, num_workers=2, strategy=SPEC, use_gpu=False
-        ) as gang,
+        cpu_trainer(operator, 2, config, strategy=SPEC) as gang,
         pytest.raises(ConfigError, match=message),
     ):
         gang.train()

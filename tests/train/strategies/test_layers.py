@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.train.operators import Digits, gang_losses, plain_losses
+from tests.train.operators import Digits, cpu_trainer, gang_losses, plain_losses
 from trainkit.errors import ConfigError
-from trainkit.train import BATCH_SIZE, TorchTrainer
+from trainkit.train import BATCH_SIZE
 from trainkit.train.strategies.base import Place
 from trainkit.train.strategies.ddp import DDP
 from trainkit.train.strategies.layers import Handover, Layers, Part, balanced, cut_at, named
@@ -236,13 +236,7 @@ class ByHand(Digits):
 
 @pytest.mark.usefixtures("runtime")
 def test_a_model_placed_by_hand_follows_the_plain_loop() -> None:
-    with TorchTrainer(
-        training_operator_cls=ByHand,
-        config=CONFIG,
-        num_workers=2,
-        strategy=Layers(devices=["cpu", "cpu"]),
-        use_gpu=False,
-    ) as gang:
+    with cpu_trainer(ByHand, 2, CONFIG, strategy=Layers(devices=["cpu", "cpu"])) as gang:
         gang.train(num_steps=10)
         assert gang_losses(gang) == pytest.approx(plain_losses(CONFIG, 10), abs=1e-9)
         assert gang.apply_all_operators(lambda op: len(op.devices)) == [2] * 2

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.train.operators import Digits, gang_losses, plain_loop
+from tests.train.operators import Digits, cpu_trainer, gang_losses, plain_loop
 from tests.train.strategies.transformers import PLAN, Decoder, loss_of
 from trainkit.errors import ConfigError
 from trainkit.train import TorchTrainer, TrainingOperator
@@ -71,15 +71,7 @@ def plain(steps: int, **options: Any) -> list[float]:
 
 def translator(workers: int, strategy: Any, copies: int, **options: Any) -> TorchTrainer:
     config = {"copies": copies, **options.pop("config", {})}
-    return TorchTrainer(
-        training_operator_cls=Translator,
-        config=config,
-        num_workers=workers,
-        num_cpus_per_worker=0.25,
-        strategy=strategy,
-        use_gpu=False,
-        **options,
-    )
+    return cpu_trainer(Translator, workers, config, num_cpus_per_worker=0.25, strategy=strategy, **options)
 
 
 # -- equal to a plain loop ---------------------------------------------------------------------
@@ -231,9 +223,7 @@ def _overflow(operator: Any) -> float:
 
 
 def test_workers_of_one_model_draw_alike_and_share_it() -> None:
-    with TorchTrainer(
-        training_operator_cls=Dropping, num_workers=2, strategy="tensor", use_gpu=False
-    ) as gang:
+    with cpu_trainer(Dropping, strategy="tensor") as gang:
         gang.train(num_steps=6)
         one, two = gang.apply_all_operators(held)
     assert one["steps"] == two["steps"]
@@ -257,13 +247,7 @@ def test_workers_of_one_model_draw_alike_and_share_it() -> None:
 
 
 def planned(plan: Any, workers: int = 2) -> TorchTrainer:
-    return TorchTrainer(
-        training_operator_cls=Digits,
-        config={"samples": 100},
-        num_workers=workers,
-        strategy=TensorParallel(plan=plan),
-        use_gpu=False,
-    )
+    return cpu_trainer(Digits, workers, {"samples": 100}, strategy=TensorParallel(plan=plan))
 
 
 def by_function(model: nn.Module, mesh: Any) -> Any:

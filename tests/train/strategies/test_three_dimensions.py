@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.plugins.pipeline.test_pipeline import Toy
-from tests.train.operators import plain_loop
+from tests.train.operators import cpu_trainer, plain_loop
 from tests.train.strategies.test_cutting import Skips
 from tests.train.strategies.transformers import PLAN, Decoder, loss_of
 from tests.train.workers.test_recovery import identical
@@ -63,15 +63,8 @@ class Translator(TrainingOperator):
 
 
 def translator(workers: int, strategy: Any, **options: Any) -> TorchTrainer:
-    return TorchTrainer(
-        training_operator_cls=Translator,
-        config={BATCH_SIZE: BATCH},
-        num_workers=workers,
-        num_cpus_per_worker=0.25,
-        strategy=strategy,
-        use_gpu=False,
-        **options,
-    )
+    config = {BATCH_SIZE: BATCH}
+    return cpu_trainer(Translator, workers, config, num_cpus_per_worker=0.25, strategy=strategy, **options)
 
 
 def plain(steps: int, **options: Any) -> tuple[list[float], nn.Module]:
@@ -148,15 +141,8 @@ def replacing(model: Any, mesh: Any) -> nn.Module:
     return model
 
 
-def toy(operator: type[Toy], strategy: Any, workers: int, **options: Any) -> TorchTrainer:
-    return TorchTrainer(
-        training_operator_cls=operator,
-        num_workers=workers,
-        num_cpus_per_worker=0.25,
-        strategy=strategy,
-        use_gpu=False,
-        **options,
-    )
+def toy(operator: type[Toy], strategy: Any, workers: int) -> TorchTrainer:
+    return cpu_trainer(operator, workers, num_cpus_per_worker=0.25, strategy=strategy)
 
 
 def test_a_plan_may_replace_a_parameter_that_no_module_has() -> None:

@@ -161,13 +161,6 @@ def test_mistakes_that_no_worker_is_alone_with_end_nobody() -> None:
         assert trainer.train(max_retries=0)["epoch"] == 1
 
 
-def test_one_worker_survives_its_own_exceptions() -> None:
-    with gang(fail, 0, num_workers=1) as trainer:
-        with pytest.raises(LookupError):
-            trainer.train()
-        assert trainer.validate()["num_samples"] == 400
-
-
 def test_a_loader_that_fails_on_one_worker() -> None:
     class BadLoader(Digits):
         def setup(self, config: dict[str, Any]) -> None:
