@@ -62,33 +62,6 @@ def test_21_a_completed_trial_counts_once():
     assert (decision.verdict, decision.reason["median"]) == (CONTINUE, 3.0)
 
 
-@given(
-    st.lists(
-        st.lists(st.integers(-3, 3) | st.just(math.nan), min_size=1, max_size=4), min_size=3, max_size=7
-    ),
-    st.randoms(use_true_random=False),
-    st.lists(st.integers(-3, 3), min_size=1, max_size=4),
-)
-@settings(max_examples=examples(60))
-def test_21_the_order_in_which_others_report_at_equal_times_changes_nothing(others, random, own):
-    def decisions(shuffled: bool) -> list[Decision]:
-        # Judgements among the others differ by the order, so nobody is stopped before all have reported.
-        scheduler = rule(grace_period=1, hard_stop=False)
-        order = list(range(len(others)))
-        for number in order:
-            scheduler.on_trial_add(str(number))
-        scheduler.on_trial_add("own")
-        for t in range(1, 5):
-            if shuffled:
-                random.shuffle(order)
-            for number in order:
-                if t <= len(others[number]):
-                    report(scheduler, str(number), t, others[number][t - 1])
-        return [report(scheduler, "own", t, value) for t, value in enumerate(own, 1)]
-
-    assert repr(decisions(shuffled=True)) == repr(decisions(shuffled=False))
-
-
 # --- the rule, written down plainly ---------------------------------------------------------------
 
 numbers = st.integers(-4, 4).map(float) | st.sampled_from([math.nan, math.inf, -math.inf])
@@ -141,25 +114,6 @@ def test_the_rule_is_the_one_written_down(stream, grace, needed, compare):
     assert ours == plain_verdicts(stream, grace, needed, compare)
 
 
-def test_8_an_own_nan_stops_only_when_there_are_others_to_judge_by():
-    scheduler = rule(trials="ABCDE", min_samples_required=3)
-    assert report(scheduler, "E", 1, math.nan).verdict is CONTINUE
-    for trial_id in "ABC":
-        report(scheduler, trial_id, 1, 1.0)
-    assert report(scheduler, "D", 1, math.nan).verdict is STOP
-    assert report(scheduler, "E", 2, math.nan).verdict is CONTINUE  # nobody else has got so far
-    for trial_id in "ABC":
-        report(scheduler, trial_id, 2, 1.0)
-    assert report(scheduler, "E", 3, 0.0).verdict is CONTINUE
-
-
-def test_8_nan_of_others_stops_nobody():
-    scheduler = rule(trials="ABCE")
-    for trial_id in "ABC":
-        assert report(scheduler, trial_id, 1, math.nan).verdict is CONTINUE
-    assert report(scheduler, "E", 1, -5.0).verdict is CONTINUE
-
-
 def test_10_a_trial_that_has_ended_reports_in_vain():
     scheduler = with_others()
     scheduler.on_trial_complete("A")
@@ -174,20 +128,3 @@ def test_11_a_report_without_time_or_metric_is_passed_over():
     for result in ({"t": 1}, {"m": -9}, {"t": None, "m": -9}, {"t": math.inf, "m": -9}, {"t": 1, "m": None}):
         assert scheduler.on_result("E", result) == Decision(CONTINUE)
     assert report(scheduler, "E", 1, 2.0).verdict is CONTINUE
-
-
-def test_a_time_that_is_jumped_is_judged_at_the_time_reported():
-    scheduler = with_others()
-    decision = report(scheduler, "E", 3, 1.0)
-    assert (decision.verdict, decision.reason["median"]) == (STOP, 3.0)  # averages at 3 are 2, 3, 4
-
-
-def test_an_early_best_counts_and_an_early_average_does_not():
-    scheduler = rule(trials="ABCE", grace_period=3)
-    for trial_id in "ABC":
-        for t, value in enumerate((100, 100, 5, 5), 1):
-            report(scheduler, trial_id, t, value)
-    assert report(scheduler, "E", 1, 6.0) == Decision(CONTINUE)
-    for t in (2, 3):
-        decision = report(scheduler, "E", t, 0.0)
-    assert decision.reason == {"rule": "median", "time": 3.0, "best": 6.0, "median": 5.0, "others": 3}

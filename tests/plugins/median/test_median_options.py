@@ -43,12 +43,6 @@ def test_completed_trials_that_failed_do_not_count():
     assert report(scheduler, "E", 1, 1.9).reason["others"] == 1
 
 
-def test_values_at_the_same_time_may_be_compared():
-    scheduler = with_others(compare="value")
-    assert report(scheduler, "E", 3, 3.9).reason["median"] == 4.0
-    assert report(scheduler, "F", 2.5, 3.0).reason["median"] == 3.0  # their last before it: 2, 3, 4
-
-
 def test_optunas_median_pruner_decides_the_same():
     optuna = pytest.importorskip("optuna")
     optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -96,30 +96,6 @@ def test_the_rule_is_the_one_written_down(values, eta):
     assert one_rung([-value for value in values], eta, mode="min") == expected
 
 
-def test_5_a_recorded_stream_is_judged_as_optunas_pruner_does():
-    optuna = pytest.importorskip("optuna")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    rng = np.random.default_rng(5)
-    pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
-    study = optuna.create_study(direction="maximize", pruner=pruner)
-    scheduler = asha(max_t=81, reduction_factor=3)
-    judged = 0
-    for number in range(60):
-        trial = study.ask()
-        scheduler.on_trial_add(str(number))
-        for t in range(1, 81):
-            value = float(rng.normal())
-            trial.report(value, t)
-            pruned = trial.should_prune()
-            decision = scheduler.on_result(str(number), {"training_iteration": t, "m": value})
-            judged += bool(decision.reason)
-            assert (decision.verdict is STOP) == pruned
-            if pruned:
-                study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-                break
-    assert judged > 80
-
-
 # --- streams of reports over several rungs --------------------------------------------------------
 
 

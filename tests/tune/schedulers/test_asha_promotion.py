@@ -28,7 +28,6 @@ PAUSE, STOP, CONTINUE = Verdict.PAUSE, Verdict.STOP, Verdict.CONTINUE
 # --- 4: the worked trace --------------------------------------------------------------------------
 
 LOSSES = [0.5, 0.1, 0.9, 0.3, 0.7, 0.2, 0.8, 0.4, 0.6]
-TRACE = "(0,0)(1,0)(2,0)(1,1)(3,0)(4,0)(5,0)(5,1)(6,0)(7,0)(8,0)(3,1)(1,2)"
 
 
 @pytest.fixture
@@ -38,11 +37,6 @@ def toy() -> PromotedTrials:
     shop = PromotedTrials(scheduler, lambda number, time: LOSSES[number], (1, 3, 9), len(LOSSES))
     shop.run()
     return shop
-
-
-def test_4_the_worked_trace(toy):
-    assert "".join(f"({number},{toy.levels.index(time)})" for number, time in toy.jobs) == TRACE
-    assert sorted(toy.paused, key=int) == ["0", "2", "3", "4", "5", "6", "7", "8"]
 
 
 def test_reasons_name_rung_rank_and_cutoff(toy):

@@ -152,14 +152,6 @@ def test_a_metric_that_never_comes_or_is_no_number_is_an_error(scheduler, report
     assert all(isinstance(error, MetricError) and words in str(error) for error in results.errors)
 
 
-def test_a_population_may_lack_the_metric_where_it_is_told_so():
-    results = simulate(
-        lambda config, t, rng: {"loss": config["x"], "done": t == LAST} if t % 2 else {"done": t == LAST},
-        pbt(require_attrs=False),
-    )
-    assert statuses(results) == {"TERMINATED"}
-
-
 @pytest.mark.parametrize("scheduler", [name for name in SCHEDULERS if name != "fifo"])
 def test_without_a_metric_nothing_starts(scheduler):
     with pytest.raises(ConfigError, match="metric"):
@@ -220,29 +212,3 @@ def test_arguments_are_checked_where_they_are_given(cls, arguments, words):
 
 
 # --- mutations ------------------------------------------------------------------------------------
-
-
-def explores(config: dict[str, Any]) -> dict[str, Any]:
-    return {**config, "x": 7.0}
-
-
-def test_a_mutation_outside_its_domain_is_an_error_that_names_it():
-    scheduler = pbt(custom_explore_fn=explores)
-    with pytest.raises(ConfigError, match=r"x=7\.0"):
-        simulate(lambda config, t, rng: {"loss": config["x"], "done": t == LAST}, scheduler)
-
-
-def test_no_mutation_leaves_its_domain():
-    low, high = 0.4, 0.5
-    mutations = {"lr": tune.uniform(low, high), "n": tune.randint(1, 3)}
-    results = simulate(
-        lambda config, t, rng: {
-            "loss": config["lr"] + config["n"],
-            "inside": low <= config["lr"] <= high and config["n"] in (1, 2),
-            "done": t == 20,
-        },
-        pbt(hyperparam_mutations=mutations, resample_probability=0.2),
-        mutations,
-    )
-    assert all(report["inside"] for result in results for report in result.history)
-    assert any(each.get("rule") == "exploit" for each in results.decisions())

@@ -176,13 +176,6 @@ def test_a_round_is_judged_when_its_last_trial_arrives(mode):
     assert scheduler.choose_trial_to_run([], paused) is None
 
 
-def test_the_last_to_come_is_stopped_by_its_own_report():
-    scheduler = nine()
-    last = all_report(scheduler, *range(1, 9), 0)
-    assert (last.verdict, last.reason["rule"], last.reason["rank"]) == (STOP, "rung", 9)
-    assert [each for each, _ in scheduler.verdicts()] == ["5", "4", "3", "2", "1"]
-
-
 def test_the_second_round_waits_only_for_those_that_went_on():
     scheduler = nine()
     all_report(scheduler, *range(9))
@@ -200,18 +193,6 @@ def test_the_second_round_waits_only_for_those_that_went_on():
     end = report(scheduler, 7, 9, -5.0)
     assert end.verdict is STOP
     assert end.reason == {"rule": "max_t", "max_t": 9, "bracket": 0, "budget": 2}
-
-
-def test_ties_go_on_by_arrival():
-    """Property 7: a constant metric is thinned out like any other."""
-    scheduler = nine()
-    order = [4, 0, 8, 2, 6, 1, 3, 5, 7]
-    for number in order:
-        last = report(scheduler, number, 1, 0.5)
-    assert last.verdict is STOP
-    assert [int(each) for each, _ in scheduler.verdicts()] == [2, 6, 1, 3, 5]
-    paused = [str(number) for number in range(9)]
-    assert scheduler.choose_trial_to_run([], paused) == "4"
 
 
 @given(st.lists(st.integers(-3, 3), min_size=9, max_size=9), st.permutations(range(9)))

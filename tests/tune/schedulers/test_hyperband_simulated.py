@@ -7,7 +7,6 @@ import pytest
 from tests.tune.schedulers.test_hyperband import TOTALS
 from trainkit import tune
 from trainkit.tune.schedulers import HyperBandScheduler
-from trainkit.tune.schedulers.halving import bracket_plans
 
 
 def noisy(config, training_iteration, rng):
@@ -28,16 +27,6 @@ def test_14_totals_of_one_turn(pair, resume):
     assert (len(simulation), simulation.work) == (trials, resumed if resume else scratch)
 
 
-@pytest.mark.parametrize("max_t", [60, 100])
-def test_14_every_bracket_ends_at_the_maximum(max_t):
-    plans = bracket_plans(max_t, 3)
-    simulation = simulate(HyperBandScheduler(max_t=max_t), sum(plan.size for plan in plans), workers=4)
-    furthest: dict[int, int] = {}
-    for each in simulation.decisions():
-        furthest[each["bracket"]] = max(furthest.get(each["bracket"], 0), each["iteration"])
-    assert furthest == dict.fromkeys(range(len(plans)), max_t)
-
-
 def test_those_that_an_end_finds_paused_say_how_they_stood():
     scheduler = HyperBandScheduler(max_t=9)
     simulation = simulate(scheduler, 17, workers=1, horizon_s=5.5)
@@ -54,38 +43,3 @@ def test_those_that_an_end_finds_paused_say_how_they_stood():
         f"time budget: not promoted: rung 1 of bracket 0, rank {rank} of 9, 3 places, still waiting to resume"
         for rank in (2, 3)
     ]
-
-
-def test_rungs_are_drawn_in_the_order_of_arrival_with_one_cutoff_each():
-    pytest.importorskip("matplotlib")
-    from matplotlib.collections import PathCollection
-
-    simulation = simulate(HyperBandScheduler(max_t=9), 9, workers=4, stragglers=0.5)
-    (axes,) = simulation.plot("rungs").axes
-    decisions = simulation.decisions()
-    for index, level in enumerate((1, 3)):
-        arrived: dict[str, float] = {}
-        for each in decisions:
-            if each.get("rung") == level:
-                arrived.setdefault(each["trial_id"], each["iteration"])
-        histories = {result.trial_id: history for result, history in simulation.histories()}
-        expected = [
-            next(
-                report["m"]
-                for report in histories[trial_id]
-                if report["training_iteration"] == arrived[trial_id]
-            )
-            for trial_id in arrived
-        ]
-        points = [
-            point
-            for each in axes.collections
-            if isinstance(each, PathCollection)
-            for point in each.get_offsets()
-            if index - 0.5 < point[0] < index + 0.5
-        ]
-        assert [y for _, y in sorted(map(tuple, points))] == pytest.approx(expected)
-        cutoffs = {each["cutoff"] for each in decisions if each["rule"] == "rung" and each["rung"] == level}
-        assert len(cutoffs) == 1
-        assert set(axes.get_lines()[index].get_ydata()) == cutoffs
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["stopped", "continued", "cutoff"]
