@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import textwrap
 import time
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 
 import trainkit
 from tests.conftest import SESSION_CPUS, all_is_free, eventually
-from tests.tune import programs
 from trainkit import tune
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -39,21 +37,6 @@ def test_functions_share_processes_and_leave_none(fit):
     assert len(set(pids(grid))) <= SESSION_CPUS
     assert {result.metrics["training_iteration"] for result in grid} == {1}
     assert eventually(lambda: not any(map(is_alive, pids(grid))))
-
-
-def test_folder_and_output_are_the_trials_own(fit):
-    def trainable(config):
-        print("this is", config["x"])
-        Path("mine").write_text(str(config["x"]))
-        return {"pid": os.getpid()}
-
-    run = {"log_to_file": True, "chdir_to_trial_dir": True}
-    space = {"x": tune.grid_search([0, 1, 2])}
-    grid = fit(trainable, space, max_concurrent_trials=1, reuse_actors=True, run=run)
-    assert len(set(pids(grid))) == 1
-    for x, result in enumerate(grid):
-        assert Path(result.path, "mine").read_text() == str(x)
-        assert Path(result.path, "stdout").read_text() == f"this is {x}\n"
 
 
 def test_a_stopped_function_ends_before_the_next_trial_begins(fit, tmp_path):
@@ -267,42 +250,6 @@ def test_what_a_trial_starts_may_have_the_cpus_that_are_kept(fit):
 
     grid = fit(trainable, {"x": tune.grid_search([0, 1])}, reuse_actors=True)
     assert grid.num_terminated == 2
-
-
-@pytest.mark.external
-def test_ctrl_c_leaves_no_process_of_the_pool(tmp_path):
-    script = textwrap.dedent(
-        """
-        import os, signal, sys, threading, time
-        import trainkit
-        from trainkit import tune
-
-        def trainable(config):
-            open(os.path.join(config["folder"], str(os.getpid())), "w").close()
-            if config["x"] == 3:
-                os.kill(config["driver"], signal.SIGINT)
-                time.sleep(0.3)
-            return 1.0
-
-        if __name__ == "__main__":
-            trainkit.init(num_cpus=2)
-            told = {"driver": os.getpid(), "folder": sys.argv[1]}
-            grid = tune.Tuner(
-                trainable,
-                param_space={"x": tune.grid_search([*range(50)]), **told},
-                tune_config=tune.TuneConfig(reuse_actors=True),
-                run_config=tune.RunConfig(storage_path=sys.argv[2], name="e", verbose=0),
-            ).fit()
-            print(grid.num_terminated, grid.num_unfinished)
-            trainkit.shutdown()
-        """
-    )
-    (tmp_path / "script.py").write_text(script)
-    (tmp_path / "pids").mkdir()
-    done = programs.run(tmp_path / "script.py", tmp_path / "pids", tmp_path)
-    terminated = int(done.stdout.split()[0])
-    assert 2 <= terminated < 50, "the fourth began when two of those before had ended"
-    assert eventually(lambda: not any(is_alive(int(path.name)) for path in (tmp_path / "pids").iterdir()))
 
 
 def is_alive(pid: int) -> bool:

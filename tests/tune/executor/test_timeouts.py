@@ -7,7 +7,6 @@ import math
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
@@ -74,34 +73,6 @@ def test_a_trial_that_hangs_in_its_set_up_is_killed_too(fit):
 
     (result,) = fit(Slow, trial_timeout_s=0.5)
     assert isinstance(result.error, TrialTimeoutError)
-
-
-def test_a_retry_has_the_whole_time_again(fit):
-    def trainable(config):
-        tune.report({"attempt": 1})
-        mark = Path(tune.get_context().get_trial_dir(), "tried")
-        if not mark.exists():
-            mark.touch()
-            stuck_in_c()
-        return {"attempt": 2}
-
-    # More than one, so that a machine that is too busy to let an attempt begin in this time does no harm.
-    (result,) = fit(trainable, trial_timeout_s=2.5, run={"failure_config": FailureConfig(max_failures=-1)})
-    assert (result.status, result.metrics["attempt"]) == ("TERMINATED", 2)
-
-
-def test_a_trial_that_hangs_in_c_when_told_to_stop_keeps_its_result(fit):
-    def trainable(config):
-        try:
-            tune.report({"loss": 1.0})
-        finally:
-            stuck_in_c()
-
-    # Tried again, where the machine is too busy to let it report in this time.
-    run = {"stop": {"training_iteration": 1}, "failure_config": FailureConfig(max_failures=-1)}
-    (result,) = fit(trainable, trial_timeout_s=2.5, run=run)
-    assert (result.status, result.metrics["loss"]) == ("TERMINATED", 1.0)
-    assert result.reason == "training_iteration=1 reached 1; killed, because it did not end in time"
 
 
 def test_the_time_of_each_attempt_runs_from_its_start():

@@ -46,11 +46,11 @@ def endless(config):
         Path(tune.get_context().get_trial_dir(), "cleaned").touch()
 
 
-@pytest.mark.parametrize("trainable", [Endless, endless])
-def test_ctrl_c_returns_what_there_is_and_lets_trials_clean_up(fit, monkeypatch, trainable):  # row 1.6
+@pytest.mark.parametrize(("trainable", "reuse"), [(Endless, False), (endless, False), (Endless, True)])
+def test_ctrl_c_returns_what_there_is_and_lets_trials_clean_up(fit, monkeypatch, trainable, reuse):  # row 1.6
     monkeypatch.setenv("TRAINKIT_STOP_GRACE_S", "300")  # to end in order, on a busy machine too
     before = signal.getsignal(signal.SIGINT)
-    grid = fit(trainable, num_samples=9, run={"callbacks": [CtrlC()]})
+    grid = fit(trainable, num_samples=9, reuse_actors=reuse, run={"callbacks": [CtrlC()]})
     assert signal.getsignal(signal.SIGINT) is before
     assert 1 <= len(grid) <= 9
     assert {result.status for result in grid} == {"PENDING"}

@@ -184,8 +184,14 @@ def test_the_users_object_stays_as_it_was(fit):
 
 def test_it_is_told_what_ray_tells():
     searcher = RaySearch()
-    Play(searcher=searcher, space=SPACE, metric="loss", num_samples=4)
-    assert searcher.calls[0] == ("loss", "min", ["constant", "x", "y"], 4)
+    play = Play(searcher=searcher, space=SPACE, metric="loss", num_samples=4, cpus=4)
+    assert len(play.begun) == 2, "it waits for the first results"
+    for index in range(4):
+        play.ends(index, {"loss": float(index)})
+    assert play.controller.done
+    results = [("result", float(index)) for index in range(4)]
+    assert searcher.calls == [("loss", "min", ["constant", "x", "y"], 4), *results]
+    assert [loss for _, loss in searcher.history] == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_with_a_space_of_its_own_param_space_holds_constants(fit):

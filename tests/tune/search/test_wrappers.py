@@ -44,21 +44,6 @@ def test_a_mistake_is_named(make, words):
 # --- fewer trials at once than fit -----------------------------------------------------------------
 
 
-def test_so_many_run_at_once():
-    play = Play(searcher=ConcurrencyLimiter(Telling(), 2), num_samples=5, cpus=4)
-    assert len(play.calls) == 2
-    play.ends(1, {"loss": 1.0})
-    assert play.statuses() == ["PENDING", "TERMINATED", "PENDING"]
-    assert len(play.calls) == 2
-    play.started(0)
-    play.failed(0)
-    assert len(play.calls) == 2
-    play.ends(2, {"loss": 1.0})
-    play.ends(3, {"loss": 1.0})
-    play.ends(4, {"loss": 1.0})
-    assert play.controller.done
-
-
 def test_a_batch_is_told_together():
     searcher = Telling()
     play = Play(searcher=ConcurrencyLimiter(searcher, 2, batch=True), num_samples=4, cpus=4)
@@ -115,9 +100,11 @@ class Waits(Searcher):
         return None
 
 
-def test_a_limiter_around_a_searcher_that_gives_nothing_is_an_error():
-    play = Play(searcher=ConcurrencyLimiter(Waits(), 2))
-    with pytest.raises(ConfigError, match="suggests nothing"):
+@pytest.mark.parametrize("searcher", [Waits(), ConcurrencyLimiter(Waits(), 2)])
+def test_a_searcher_that_gives_nothing_is_an_error_and_not_a_hang(searcher):
+    play = Play(searcher=searcher)
+    assert play.controller.done
+    with pytest.raises(ConfigError, match=r"suggests nothing.*FINISHED"):
         play.controller.raise_error()
 
 
