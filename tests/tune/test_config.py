@@ -11,7 +11,6 @@ import pytest
 from trainkit import tune
 from trainkit.errors import ConfigError, InfeasibleError, TrainkitError, TuneError
 from trainkit.resources import require_feasible
-from trainkit.tune.controller.rules import missing_metric
 from trainkit.tune.core.trial import experiment_tag
 from trainkit.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 
@@ -140,13 +139,6 @@ def test_a_bad_value_is_named(make, words):
     with pytest.raises(ConfigError) as caught:
         make()
     assert words in str(caught.value)
-
-
-def test_a_missing_metric_is_told_with_what_there_is():
-    text = missing_metric(
-        "los", [{"loss": 1, "eval": {"acc": 2}, "training_iteration": 1, "config": {"lr": 1}}]
-    )
-    assert text == "'los', which was not reported; reported names are eval/acc, loss. Did you mean 'loss'?"
 
 
 def test_other_spellings_of_a_setting_are_taken():

@@ -83,14 +83,6 @@ def test_a_front_is_what_none_dominates(points):
     assert front_of(points) == expected
 
 
-@given(clouds)
-def test_a_point_ranks_behind_all_that_dominate_it_and_before_all_that_it_dominates(points):
-    for number, (point, rank) in enumerate(zip(points, ranks(points), strict=True), 1):
-        before = points[:number]
-        assert sum(dominates(other, point) for other in before) < rank
-        assert rank <= number - sum(dominates(point, other) for other in before)
-
-
 @given(st.lists(st.tuples(numbers, numbers, st.integers(0, 2)), min_size=1, max_size=25))
 def test_points_are_ranked_as_they_come(points):
     """The rank of each is its place in the order of all that came so far."""

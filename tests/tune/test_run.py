@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import logging
-import os
 import random
 from pathlib import Path
 
@@ -82,22 +81,6 @@ def test_every_argument_has_its_place(run, tmp_path):
     assert told == [0, 1, 0, 1]
     assert all(Path(trial.path).name == f"x={trial.config['x']:.3f}" for trial in analysis.trials)
     assert all(Path(trial.path, "stdout").exists() for trial in analysis.trials)
-
-
-def test_each_trial_runs_in_its_own_folder(run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def saves(config):
-        Path("./model.pth").write_text("trained")
-        return {"loss": 1.0, "cwd": os.getcwd()}
-
-    analysis = run(saves, metric="loss", mode="min")
-    assert Path(analysis.best_logdir, "model.pth").read_text() == "trained"
-    monkeypatch.setenv("RAY_CHDIR_TO_TRIAL_DIR", "0")
-    (trial,) = run(saves, name="kept").trials
-    assert trial.metrics["cwd"] == str(tmp_path)
-    (trial,) = run(saves, name="asked", chdir_to_trial_dir=True).trials
-    assert trial.metrics["cwd"] == trial.path
 
 
 def test_a_failed_trial_is_an_error_of_the_call(run):

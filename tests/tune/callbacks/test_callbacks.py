@@ -31,18 +31,26 @@ def test_a_callback_that_raises_ends_the_experiment_if_asked(fit, restore, tmp_p
 
 
 def test_a_logger_written_for_ray_finds_what_it_reads_of_a_trial(fit, tmp_path):
-    seen = {}
+    seen, saved = {}, []
 
     class Mine(tune.LoggerCallback):
+        def __init__(self):  # which Ray's base has no need to be told of
+            self.files = {}
+
         def log_trial_start(self, trial):
             assert str(trial) == trial.name
             assert not trial.is_finished()
             assert trial.status == trial.RUNNING == "RUNNING"
-            (Path(trial.local_path) / "mine.log").write_text("")
+            self.files[trial] = Path(trial.local_path) / "mine.log"
+            self.files[trial].write_text("")
 
         def log_trial_result(self, iteration, trial, result):
-            with open(Path(trial.logdir) / "mine.log", "a") as file:
+            assert self.files[trial] == Path(trial.logdir) / "mine.log"
+            with open(self.files[trial], "a") as file:
                 file.write(f"{result['training_iteration']}\n")
+
+        def log_trial_save(self, trial):
+            saved.append((trial.index, trial.checkpoint.dirname))
 
         def log_trial_end(self, trial, failed=False):
             seen[trial.trial_id] = trial.evaluated_params, trial.experiment_tag, trial.trainable_name
@@ -50,7 +58,7 @@ def test_a_logger_written_for_ray_finds_what_it_reads_of_a_trial(fit, tmp_path):
             assert (trial.error_file is not None) == failed == (trial.status == trial.ERROR)
 
     def objective(config):
-        tune.report({"loss": 1})
+        tune.report({"loss": 1}, checkpoint=tune.Checkpoint.from_dict({}))
         if config["lr"] > 1:
             raise ValueError
 
@@ -60,6 +68,7 @@ def test_a_logger_written_for_ray_finds_what_it_reads_of_a_trial(fit, tmp_path):
         for n, result in enumerate(grid)
     }
     assert [Path(result.path, "mine.log").read_text() for result in grid] == ["1\n"] * 2
+    assert sorted(saved) == [(0, "checkpoint_000000"), (1, "checkpoint_000000")]
     # So does who looks at them afterwards.
     for read in (grid, tune.ExperimentAnalysis(grid.experiment_path).trials):
         found = {

@@ -80,13 +80,6 @@ def test_in_a_pipe_there_are_at_most_two_lines_a_trial(fit, capsys):  # row 1.22
     assert "best by last report: loss=0.333333 at iteration 3" in lines[-1]
 
 
-def test_why_there_were_fewer_trials_than_asked_for_is_said(fit, capsys):
-    fit(once, {"x": tune.choice([1, 2, 3])}, metric="loss", num_samples=10, run={"verbose": 1})
-    assert (
-        "Fewer trials than asked for: all 3 configurations of the space were tried" in capsys.readouterr().out
-    )
-
-
 def test_best_means_the_same_wherever_it_is_told(fit, capsys, tmp_path):
     def trainable(config):
         yield from ({"eval": {"loss": value}} for value in config["net"]["values"])

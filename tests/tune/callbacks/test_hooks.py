@@ -10,7 +10,7 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.callbacks import JsonLoggerCallback, LoggerCallback
+from trainkit.tune.callbacks import JsonLoggerCallback
 
 pytestmark = pytest.mark.usefixtures("inline")
 
@@ -126,45 +126,6 @@ def test_a_callback_that_raises_in_a_hook_is_told_of_once_and_touches_nothing(fi
     told = [record for record in caplog.records if f"Broken.{hook}()" in record.getMessage()]
     assert len(told) == len(called[:1])
     assert called or hook == "set_state"  # which a restore calls
-
-
-def test_a_logger_written_for_ray_is_called_as_there(fit):
-    heard: list[tuple] = []
-
-    class ForRay(LoggerCallback):
-        def __init__(self):  # which Ray's base has no need to be told of
-            self.files = {}
-
-        def log_trial_start(self, trial):
-            self.files[trial] = str(trial)
-            heard.append(("start", trial.index))
-
-        def log_trial_restore(self, trial):
-            heard.append(("restore", trial.index))
-
-        def log_trial_save(self, trial):
-            heard.append(("save", trial.index))
-
-        def log_trial_result(self, iteration, trial, result):
-            assert trial in self.files
-            heard.append(("result", trial.index, result["training_iteration"]))
-
-        def log_trial_end(self, trial, failed=False):
-            heard.append(("end", trial.index, failed))
-
-    fit(saves, BOTH, run={"callbacks": [ForRay()], **RETRIED}, max_concurrent_trials=1)
-    of_first = [each for each in heard if each[1] == 0]
-    assert of_first == [
-        ("start", 0),
-        ("result", 0, 1),
-        ("save", 0),
-        ("end", 0, False),
-        ("restore", 0),
-        ("start", 0),
-        ("result", 0, 2),
-        ("end", 0, False),
-    ]
-    assert heard[-1] == ("end", 1, True)
 
 
 # --- states ---------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import pytest
 import trainkit
 from trainkit import tune
 from trainkit.errors import ConfigError, MetricError
-from trainkit.tune.core.objectives import trial_score
 from trainkit.tune.results.overview import Overview
 from trainkit.tune.results.result_grid import ResultGrid
 from trainkit.tune.schedulers import ASHAScheduler
@@ -158,22 +157,3 @@ def test_tables(grid):
     assert list(table["eval/loss"]) == [-0.1, -0.5, -0.3, -0.4]
     assert list(grid.get_dataframe("score", "max")["score"]) == [0.9, 0.5, 0.3, 0.4]
     assert list(grid[0].metrics_dataframe["score"]) == [0.9, 0.1]
-
-
-@pytest.mark.parametrize(
-    ("values", "scope", "keep_all", "score"),
-    [
-        ([1.0, math.nan], "last", False, None),
-        ([1.0, math.nan], "last", True, -math.inf),
-        ([1.0, math.inf], "all", False, 1.0),
-        ([1.0, math.inf], "all", True, math.inf),
-        ([math.nan, 1.0], "all", True, 1.0),
-        ([1.0, 3.0], "avg", False, 2.0),
-        ([9.0, 1.0, 1.0, 1.0, 1.0, 1.0], "last-5-avg", False, 1.0),
-        ([], "last", False, None),
-        (["text"], "all", False, None),
-    ],
-)
-def test_what_stands_for_a_trial(values, scope, keep_all, score):
-    history = [{"m": value} for value in values]
-    assert trial_score(history, "m", "max", scope, keep_all=keep_all) == score

@@ -84,16 +84,6 @@ def test_a_restore_in_the_middle_goes_on_as_if_nothing_had_happened(name, space)
     assert search.next() == restored.next()
 
 
-# row 1.24
-@pytest.mark.parametrize("name", MAKES)
-def test_the_experiments_seed_is_the_samplers(name):
-    one, same, other = (Search(row_of(name), PLANE, num_samples=12, seed=seed).run() for seed in (0, 0, 1))
-    assert one == same
-    assert one[0] != other[0]
-    if name != "qmc":  # a sequence without scrambling is one, but for its first trial
-        assert one[6:] != other[6:]
-
-
 def test_cma_es_is_optunas_own():
     """The same generations as a study asked by hand, whose generators were given the same seeds."""
     from trainkit.tune.core.seeds import suggestion_words
@@ -225,22 +215,6 @@ def test_a_trial_stopped_early_is_told_as_pruned():
     assert [trial.state.name for trial in trials] == ["PRUNED", "COMPLETE", "COMPLETE", "COMPLETE", "PRUNED"]
     assert [trial.value for trial in trials] == [3.0] * 5
     assert trials[0].intermediate_values == {1: 4.0, 2: 3.0}
-
-
-def test_with_asha_the_study_holds_pruned_and_complete_trials(fit):
-    def trainable(config):
-        for step in range(1, 10):
-            tune.report({"loss": abs(config["x"]) + 1 / step})
-
-    storage = optuna.storages.InMemoryStorage()
-    search = OptunaSearch(storage=storage)
-    scheduler = tune.schedulers.ASHAScheduler(max_t=9, reduction_factor=3)
-    fit(trainable, PLANE, metric="loss", num_samples=12, search_alg=search, scheduler=scheduler)
-    trials = optuna.load_study(study_name="optuna", storage=storage).trials
-    for trial in trials:
-        state = "COMPLETE" if max(trial.intermediate_values) == 9 else "PRUNED"
-        assert trial.state.name == state
-    assert {trial.state.name for trial in trials} == {"COMPLETE", "PRUNED"}
 
 
 # --- a storage of the user's ----------------------------------------------------------------------

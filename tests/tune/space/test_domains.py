@@ -281,55 +281,6 @@ def test_categories_are_told_apart_by_type():
     assert tune.choice([math.nan]).contains(float("nan"))
 
 
-def test_every_domain_is_drawn_wherever_it_stands():
-    every = {
-        "uniform": tune.uniform(0, 1),
-        "quniform": tune.quniform(0, 1, 0.1),
-        "loguniform": tune.loguniform(0.1, 1),
-        "qloguniform": tune.qloguniform(0.1, 1, 0.1),
-        "randn": tune.randn(),
-        "qrandn": tune.qrandn(0, 1, 0.5),
-        "randint": tune.randint(0, 5),
-        "qrandint": tune.qrandint(0, 6, 2),
-        "lograndint": tune.lograndint(1, 5),
-        "qlograndint": tune.qlograndint(2, 6, 2),
-        "choice": tune.choice(["x", "y"]),
-    }
-    space = Space.of(
-        {
-            **every,
-            "nested": {"deep": {**every, "list": list(every.values())}},
-            "branch": tune.choice([every]),
-            "grid": tune.grid_search([1, 2]),
-            "gridded": tune.grid_search([{"on": True, **every}, {"on": False}]),
-            "a/b": tune.uniform(0, 1),
-            "copied": tune.sample_from(lambda spec: spec.config.nested.deep.quniform),
-            "newer": tune.sample_from(lambda config: config["uniform"] * 2),
-            "alone": tune.sample_from(lambda: 3),
-            "constant": {"x": [1, (2, 3)]},
-        }
-    )
-    assert space.grid_size() == 4
-    for combination in range(4):
-        config = space.configuration(combination, suggestion_generator(0, combination))
-        places = [config, config["nested"]["deep"], config["branch"]]
-        if config["gridded"]["on"]:
-            places.append(config["gridded"])
-        for place in places:
-            assert all(domain.contains(place[name]) for name, domain in every.items())
-        listed = config["nested"]["deep"]["list"]
-        assert all(domain.contains(value) for domain, value in zip(every.values(), listed, strict=True))
-        assert config["copied"] == config["nested"]["deep"]["quniform"]
-        assert config["newer"] == config["uniform"] * 2
-        assert config["alone"] == 3
-        assert 0 <= config["a/b"] < 1
-        assert config["constant"] == {"x": [1, (2, 3)]}
-        assert list(config) == list(space.tree)
-        assert space.allows(config)
-    assert {"uniform", "nested/deep/list", "branch/qrandn", "gridded/on", "copied"} <= space.varied
-    assert "constant/x" not in space.varied
-
-
 def test_a_choice_between_domains_is_drawn_through():
     space = Space.of({"lr": tune.choice([tune.loguniform(1e-4, 1e-3), 0, tune.uniform(1, 2)])})
     assert [parameter.name for parameter in space.parameters] == ["lr", "lr[0]", "lr[2]"]

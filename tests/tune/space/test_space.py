@@ -269,19 +269,3 @@ def test_what_holds_a_domain_becomes_a_plain_container():
     assert config == {"a": 1}
     with pytest.raises(SpaceError, match="random generator"):
         Space.of({"a": Attributes(lr=random.uniform)})
-
-
-@pytest.mark.usefixtures("inline")
-def test_a_trial_that_goes_on_has_values_of_their_kinds(fit, tmp_path):
-    def trial(config):
-        start = 0 if tune.get_checkpoint() is None else 1
-        tune.report({"lr": config["base"].lr}, checkpoint=tune.Checkpoint.from_dict({}))
-        if start == 0:
-            raise RuntimeError("once")
-
-    space = {"base": Config(lr=0.5), "x": tune.uniform(0, 1)}
-    (result,) = fit(trial, space)
-    assert result.error is not None
-    again = tune.Tuner.restore(tmp_path / "e", trial, resume_errored=True, param_space=space)
-    (result,) = again.fit()
-    assert (result.error, result.metrics["lr"], type(result.config["base"])) == (None, 0.5, Config)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.tune import programs
 from trainkit import tune
 from trainkit.errors import CheckpointError, StoreError
 from trainkit.tune.controller import events as ev
@@ -109,41 +108,6 @@ def test_a_checkpoint_that_finds_no_room_says_so(fit, small_disk):
     assert again.num_errors == 0
 
 
-LIMITED = """
-import resource, signal, sys
-import trainkit
-from trainkit import tune
-from trainkit.errors import StoreError
-
-def trainable(config):
-    for step in range(200):
-        tune.report({"step": step, "text": "x" * 2000})
-        with open(sys.argv[2], "a") as file:
-            file.write(f"{step}\\n")
-
-trainkit.init(engine="inline", num_cpus=1)
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
-run = tune.RunConfig(storage_path=sys.argv[1], name="e", verbose=0)
-try:
-    tune.Tuner(trainable, run_config=run).fit()
-except StoreError as error:
-    print("STORE", error)
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-grid = tune.Tuner.restore(sys.argv[1] + "/e", trainable).fit()
-print("STEPS", [row["step"] for row in grid[0].history] == list(range(200)))
-"""
-
-
-@pytest.mark.external
-def test_a_file_that_may_not_grow_loses_nothing_acknowledged(tmp_path):
-    script = tmp_path / "limited.py"
-    script.write_text(LIMITED)
-    done = programs.run(script, tmp_path, tmp_path / "acknowledged")
-    assert "STORE" in done.stdout, done.stderr
-    assert "STEPS True" in done.stdout
-
-
 def test_a_commit_that_fails_is_not_half_there(tmp_path):
     """SQLITE_FULL, from SQLite itself, in the middle of a transaction: the store stays usable."""
     store = ExperimentStore.create(tmp_path / "e", {})
@@ -181,12 +145,6 @@ def test_a_restore_in_a_read_only_folder_is_told_and_reading_goes_on(fit, tmp_pa
         with pytest.raises(StoreError, match="Read-only file system"):
             tuner.fit()
     assert len(grid) == 1
-
-
-def test_a_storage_path_that_is_a_file_is_told(fit, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="cannot be created"):
-        fit(lambda config: 1.0, run={"storage_path": tmp_path / "file"})
 
 
 # --- the words ------------------------------------------------------------------------------------

@@ -131,26 +131,6 @@ def test_without_artifacts_only_what_is_ours_is_copied(fit, tmp_path):
 # --- while it runs --------------------------------------------------------------------------------
 
 
-def test_the_copy_lags_no_more_than_it_may(fit, tmp_path):
-    def copied():
-        there = tmp_path / "there" / "e"
-        if not (there / FILENAME).exists():  # whole, whenever it is read
-            return 0
-        with ExperimentReader(there) as reader:
-            return sum(trial.iteration for trial in reader.trials())
-
-    def trainable(config):
-        for step in range(1, 13):
-            assert step < 12 or eventually(lambda: copied() > 0)
-            tune.report({"step": step, "seen": copied()})
-            time.sleep(0.03)
-
-    grid = fit(trainable, run=at(Fails(), tmp_path, sync_config=tune.SyncConfig(sync_period=0.05)))
-    seen = [row["seen"] for row in grid[0].history]
-    assert seen == sorted(seen)
-    assert 0 < seen[-1] < 12
-
-
 def test_a_store_is_never_copied_before_its_checkpoints(fit, tmp_path):
     """Whenever it is looked at, every checkpoint that the copied store names is there whole."""
     seen, there = [], tmp_path / "there" / "e"

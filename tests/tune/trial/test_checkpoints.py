@@ -16,22 +16,16 @@ pytestmark = pytest.mark.usefixtures("inline")
 
 
 def saving(config):
-    start, checkpoint = 0, tune.get_checkpoint()
-    if checkpoint is not None:
-        with checkpoint.as_directory() as folder:
-            start = json.loads(Path(folder, "state.json").read_text())["step"] + 1
     scratch = Path(tune.get_context().get_trial_dir(), "scratch")
-    for step in range(start, config["steps"]):
+    for step, score in enumerate(config["scores"]):
         scratch.mkdir(exist_ok=True)
         (scratch / "state.json").write_text(json.dumps({"step": step}))
         tune.report(
-            {"step": step, "start": start, "score": config["scores"][step]},
+            {"step": step, "score": score},
             checkpoint=tune.Checkpoint.from_directory(scratch),
         )
         for file in scratch.iterdir():  # the copy is complete by now
             file.unlink()
-        if config.get("fail_at") == step and start == 0:
-            raise RuntimeError("once")
 
 
 def state_of(checkpoint) -> int:
@@ -40,7 +34,7 @@ def state_of(checkpoint) -> int:
 
 def test_a_misspelt_score_is_told_and_deletes_no_checkpoint(fit, caplog):
     policy = tune.CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="scores")
-    (result,) = fit(saving, {"steps": 3, "scores": [0.9, 0.1, 0.8]}, run={"checkpoint_config": policy})
+    (result,) = fit(saving, {"scores": [0.9, 0.1, 0.8]}, run={"checkpoint_config": policy})
     assert [state_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [0, 1, 2]
     told = "has no number 'scores'"
     assert caplog.text.count(told) == 1
@@ -53,9 +47,7 @@ def test_a_misspelt_score_is_told_and_deletes_no_checkpoint(fit, caplog):
 
 def test_num_to_keep_keeps_the_best(fit):
     policy = tune.CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="score")
-    (result,) = fit(
-        saving, {"steps": 5, "scores": [0.9, 0.1, 0.8, 0.2, 0.3]}, run={"checkpoint_config": policy}
-    )
+    (result,) = fit(saving, {"scores": [0.9, 0.1, 0.8, 0.2, 0.3]}, run={"checkpoint_config": policy})
     assert sorted(path.name for path in Path(result.path).glob("*checkpoint*")) == [
         "checkpoint_000000",
         "checkpoint_000002",
@@ -83,39 +75,8 @@ def test_a_restore_that_ranks_checkpoints_otherwise_ranks_those_of_before_too(fi
     assert result.checkpoint.to_dict() == {"step": 3}
 
 
-def test_a_retry_goes_on_from_the_last_checkpoint(fit):
-    (result,) = fit(
-        saving,
-        {"steps": 4, "scores": [1, 2, 3, 4], "fail_at": 1},
-        run={"failure_config": tune.FailureConfig(max_failures=1)},
-    )
-    assert [(row["step"], row["start"]) for row in result.history] == [(0, 0), (1, 0), (2, 2), (3, 2)]
-    assert [row["training_iteration"] for row in result.history] == [1, 2, 3, 4]
-    assert result.metrics["iterations_since_restore"] == 2
-    lines = Path(result.path, "result.json").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3]
-
-
-def test_a_retry_without_a_checkpoint_starts_again(fit, tmp_path):
-    def trainable(config):
-        first = not (tmp_path / "tried").exists()
-        (tmp_path / "tried").touch()
-        for step in range(3):
-            tune.report({"step": step, "first": first})
-            if first and step == 1:
-                raise RuntimeError("once")
-
-    (result,) = fit(trainable, run={"failure_config": tune.FailureConfig(max_failures=1)})
-    assert [(row["step"], row["first"]) for row in result.history] == [(0, False), (1, False), (2, False)]
-    lines = Path(result.path, "result.json").read_text().splitlines()
-    assert [json.loads(line)["first"] for line in lines] == [False] * 3
-
-
 class Counting(Counted):
     def reports(self, number):
-        if self.config.get("fail_at") == number and not Path(self.logdir, "failed").exists():
-            Path(self.logdir, "failed").touch()
-            raise RuntimeError("once")
         return {"count": number}
 
 
@@ -154,20 +115,6 @@ def test_a_restored_class_is_saved_at_its_end(fit, restore):
     (second,) = restore(Counting, resume_finished=True, run=run)
     assert Path(second.checkpoint.path, "number").read_text() == "4"
     assert len(second.best_checkpoints) == 1
-
-
-def test_a_class_goes_on_from_its_checkpoint(fit):
-    (result,) = fit(
-        Counting,
-        {"fail_at": 4},
-        run={
-            "checkpoint_config": tune.CheckpointConfig(checkpoint_frequency=2),
-            "failure_config": tune.FailureConfig(max_failures=1),
-            "stop": {"count": 5},
-        },
-    )
-    assert [row["count"] for row in result.history] == [1, 2, 3, 4, 5]
-    assert result.metrics["iterations_since_restore"] == 3
 
 
 def test_a_score_that_comes_late_ranks_from_then_on(fit):

@@ -7,7 +7,6 @@ import multiprocessing
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from trainkit import tune
@@ -81,13 +80,6 @@ def test_every_form_gives_the_same_reports(fit, trainable):
     assert result.reason == "finished"
 
 
-def test_a_number_is_the_metric_without_a_name(fit):
-    (result,) = fit(lambda config: 0.0, metric="_metric")
-    assert result.metrics["_metric"] == 0.0
-    (result,) = fit(lambda config: np.float32(2), run={"name": "numpy"})
-    assert result.metrics["_metric"] == 2.0
-
-
 def test_the_automatic_keys_are_all_there(fit):
     (result,) = fit(reporting, {"x": tune.uniform(1, 2)})
     names = (
@@ -111,37 +103,6 @@ def test_the_automatic_keys_are_all_there(fit):
 def test_a_mistake_in_a_trial_is_its_error(fit, trainable, words):
     (error,) = fit(trainable).errors
     assert words in str(error)
-
-
-def test_the_others_go_on_when_one_raises_and_its_traceback_is_kept(fit, tmp_path):
-    class TwoArguments(Exception):
-        def __init__(self, first, second):
-            super().__init__(f"{first} and {second}")
-
-    def fails_once(config):
-        tune.report({"loss": 1.0})
-        if config["n"] == 1:
-            raise TwoArguments("this", "that")
-
-    grid = fit(fails_once, {"n": tune.grid_search([0, 1, 2])}, metric="loss")
-    assert [result.status for result in grid] == ["TERMINATED", "ERROR", "TERMINATED"]
-    assert (grid.num_errors, grid.num_terminated) == (1, 2)
-    assert "this and that" in str(grid[1].error)
-    assert "fails_once" in grid[1].error.remote_traceback
-    assert grid[1].metrics["loss"] == 1.0
-    text = Path(grid[1].path, "error.txt").read_text()
-    assert "fails_once" in text
-    assert "TwoArguments: this and that" in text
-    loaded = tune.Tuner.restore(tmp_path / "e", fails_once).get_results()
-    assert "TwoArguments: this and that" in str(loaded[1].error)
-    assert "fails_once" in str(loaded[1].error)
-
-
-def test_fail_fast_raise_raises_it(fit):
-    with pytest.raises(ZeroDivisionError):
-        fit(
-            lambda config: 1 / 0, num_samples=5, run={"failure_config": tune.FailureConfig(fail_fast="raise")}
-        )
 
 
 # --- stopping takes effect at the report ----------------------------------------------------------
@@ -281,23 +242,6 @@ def test_a_folder_is_named_after_what_varies(fit):
 
 
 # --- parameters, requests, forms that can't work --------------------------------------------------
-
-
-def test_parameters_reach_functions_and_classes(fit):
-    class Sums(tune.Trainable):
-        def setup(self, config, data):
-            self.total = float(data.sum())
-
-        def step(self):
-            return {"total": self.total, "done": True}
-
-    def sums(config, data, scale=1):
-        return {"total": float(data.sum()) * scale}
-
-    data = np.arange(10.0)
-    assert fit(tune.with_parameters(sums, data=data, scale=2))[0].metrics["total"] == 90
-    bound = tune.with_resources(tune.with_parameters(Sums, data=data), {"cpu": 2})
-    assert fit(bound, run={"name": "class"})[0].metrics["total"] == 45
 
 
 @pytest.mark.parametrize(
