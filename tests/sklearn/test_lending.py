@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.model_selection import GridSearchCV, KFold, TimeSeriesSplit
-from sklearn.svm import SVC
+from sklearn.model_selection import TimeSeriesSplit
 
 from trainkit.runtime.local.system import process
 from trainkit.sklearn import TuneGridSearchCV
@@ -72,30 +71,6 @@ class TestLent:
         most = [max(line["own"] for line in lines) - small for lines in workers.values()]
         assert sum(most) < X.nbytes / 2, [size / MB for size in most]
         assert len({tuple(lines[0]["segments"]) for lines in workers.values()}) == 1, "one segment for all"
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("cv", [TimeSeriesSplit(3), KFold(2), KFold(3)])
-    def test_what_an_estimator_writes_is_seen_by_no_other(self, tmp_path: Path, cv: Any) -> None:
-        X = np.random.default_rng(0).standard_normal((5_000, 20))
-        before = X.copy()
-        grid = {"number": list(range(6)), "log": [str(tmp_path)]}
-        found = TuneGridSearchCV(Watching(), grid, cv=cv, n_jobs=2, refit=False).fit(X, X[:, 0])
-        theirs = GridSearchCV(Watching(), grid, cv=cv, refit=False).fit(before, before[:, 0])
-        for key, scores in theirs.cv_results_.items():
-            if "score" in key and "time" not in key:
-                np.testing.assert_array_equal(found.cv_results_[key], scores)
-        np.testing.assert_array_equal(X, before)
-
-    @pytest.mark.slow
-    def test_a_kernel_is_split_by_columns_too(self) -> None:
-        X = np.random.default_rng(0).standard_normal((240, 240))
-        kernel, y = X @ X.T, (X[:, 0] > 0).astype(int)
-        arguments: dict[str, Any] = {"cv": TimeSeriesSplit(3), "n_jobs": 2}
-        grid = {"kernel": ["precomputed", "linear"], "C": [0.1, 1.0]}
-        found = TuneGridSearchCV(SVC(), grid, **arguments).fit(kernel, y)
-        theirs = GridSearchCV(SVC(), grid, **arguments).fit(kernel, y)
-        scores = theirs.cv_results_["mean_test_score"]
-        np.testing.assert_array_equal(found.cv_results_["mean_test_score"], scores)
 
 
 @given(st.integers(0, 50), st.integers(1, 50), st.integers(1, 3))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -85,21 +84,6 @@ def test_ctrl_c_keeps_what_is_complete_and_a_second_fit_does_the_rest(
     refit = fits.pop()
     assert refit.startswith("fine 1 30")
     assert len(fits) == len(set(fits)) == 12, fits  # each fold of each candidate once, in both fits together
-    assert eventually(lambda: not programs.processes())
-
-
-@pytest.mark.external
-def test_ctrl_c_twice_ends_at_once(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRAINKIT_STOP_GRACE_S", "3600")  # that long it would wait for the fold after one
-    program = begin_and_wait(programs, SEARCH.replace("except KeyboardInterrupt", "except ZeroDivisionError"))
-    for _ in range(60):
-        program.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # two that come together are one
-            program.wait(1)
-            break
-    _, err = program.communicate(timeout=300)
-    assert program.returncode == -signal.SIGINT
-    assert "KeyboardInterrupt" in err
     assert eventually(lambda: not programs.processes())
 
 
