@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import numpy as np
@@ -209,15 +208,6 @@ def test_the_search_itself_is_left_as_it_was() -> None:
     assert clone(search).get_params()["max_iters"] == 4
     again = search.fit(X, Y).cv_results_
     assert np.array_equal(first["mean_test_score"], again["mean_test_score"])
-
-
-def test_ends_of_portions_warn_nobody() -> None:
-    search = TuneGridSearchCV(
-        LogisticRegression(max_iter=400), {"C": [1.0]}, early_stopping=True, max_iters=4, cv=2
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        search.fit(X, Y)
 
 
 @pytest.mark.slow

@@ -125,7 +125,7 @@ def test_each_estimator_is_trained_in_the_way_that_suits_it(
 def test_detection_loads_no_booster() -> None:
     script = (
         "import sys; from sklearn.linear_model import SGDClassifier;"
-        "from trainkit.sklearn.incremental import way_of; way_of(SGDClassifier());"
+        "from trainkit.sklearn.incremental import incremental_method; incremental_method(SGDClassifier());"
         "print(*{'xgboost', 'lightgbm', 'catboost', 'sklearn.ensemble'} & set(sys.modules))"
     )
     done = run_python("-c", script)

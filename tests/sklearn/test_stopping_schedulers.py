@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 from sklearn.decomposition import PCA
-from sklearn.ensemble import RandomForestClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -131,11 +130,3 @@ def test_searches_that_draw_stop_early_too(search_optimization: str) -> None:
     rungs = search_optimization != "bohb"  # whose Hyperband is asked after each portion
     refitted = by_hand(best, iterations[search.best_index_], 9, X, Y, from_rung_to_rung=rungs)
     assert np.array_equal(search.best_estimator_.coef_, refitted.coef_)
-
-
-def test_the_resource_cannot_be_drawn_either() -> None:
-    forest = RandomForestClassifier()
-    for space in ({"n_estimators": [5, 10]}, [{"max_depth": [1]}, {"n_estimators": [5, 10]}]):
-        search = TuneSearchCV(forest, space, early_stopping=True, max_iters=5)
-        with pytest.raises(ConfigError, match="n_estimators cannot be searched with early_stopping"):
-            search.fit(X, Y)

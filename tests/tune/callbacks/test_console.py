@@ -199,19 +199,6 @@ def test_in_a_terminal_one_block_is_updated(fit, capsys, monkeypatch):  # row 1.
     assert "ended after " in out
 
 
-def test_the_block_is_left_in_order_when_the_experiment_breaks_off(fit, capsys, monkeypatch):
-    shown_in_a_terminal(monkeypatch)
-
-    def fails(config):
-        raise ValueError("no luck")
-
-    with pytest.raises(ValueError, match="no luck"):
-        fit(fails, run={"verbose": 1, "failure_config": tune.FailureConfig(fail_fast="raise")})
-    out = capsys.readouterr().out
-    assert "fail fast" in out
-    assert out.endswith("\x1b[?25h") or "\x1b[?25l" not in out  # the cursor is there again
-
-
 def test_markup_in_a_configuration_is_shown_as_it_is(fit, capsys, monkeypatch):
     shown_in_a_terminal(monkeypatch)
     fit(lambda config: 1.0, {"s": tune.choice(["[bold]x[/bold] [/]"])}, metric="_metric", run={"verbose": 1})

@@ -12,7 +12,8 @@ import pytest
 
 import trainkit
 from tests.conftest import eventually
-from tests.tune import pausing, programs
+from tests.tune import pausing
+from tests.tune.experiment.steered import Driver
 from trainkit import tune
 from trainkit.errors import StoreError
 from trainkit.tune.store.reader import ExperimentReader
@@ -77,36 +78,30 @@ def test_a_copied_experiment_is_one_of_its_own(fit, restore, tmp_path, space):
     assert len(tune.Tuner.restore(tmp_path / "e", saving).get_results()) == len(grid) == 1
 
 
-WAITS = """
-import sys, time
-import trainkit
-from trainkit import tune
-
-def trainable(config):
-    while True:
-        tune.report({"step": 1})
-        time.sleep(0.05)
-
-trainkit.init(engine="inline", num_cpus=1)
-tune.Tuner(trainable, run_config=tune.RunConfig(storage_path=sys.argv[1], name="e", verbose=0)).fit()
-"""
-
-
 @pytest.mark.external
 def test_a_second_live_run_of_one_name_goes_beside_the_first(fit, restore, tmp_path):
-    """Row 1.36: it takes a folder of its own; a restore names the pid that has the first."""
-    script = tmp_path / "waits.py"
-    script.write_text(WAITS)
-    process = programs.begin(script, tmp_path)
+    """Row 1.36: it takes a folder of its own; a restore names the pid that has the first, which is read."""
+    driver = Driver(tmp_path)
+    driver.start()
     try:
-        assert eventually(lambda: (tmp_path / "e" / "experiment.sqlite").exists())
+        assert eventually(lambda: driver.has_begun)
         assert fit(lambda config: 1.0).experiment_path == str(tmp_path / "e_2")
-        with pytest.raises(StoreError, match=f"in use by the process with pid {process.pid}"):
+        with pytest.raises(StoreError, match=f"in use by the process with pid {driver.process.pid}"):
             restore(lambda config: 1.0)
-        assert eventually(lambda: len(tune.Tuner.restore(tmp_path / "e", saving).get_results()) == 1)
+        seen = 0
+        for read in (
+            tune.ResultGrid.from_path,
+            lambda folder: tune.Tuner.restore(folder, saving).get_results(),
+        ):
+            grid = read(tmp_path / "e")
+            assert (grid[0].status, grid.num_unfinished) == ("RUNNING", 2)
+            counts = [report["n"] for report in grid[0].history]
+            assert counts == list(range(1, len(counts) + 1))
+            assert len(counts) >= grid[0].metrics["n"] > seen
+            seen = grid[0].metrics["n"]
+            assert eventually(lambda seen=seen: driver.reports(0) > seen), "it goes on"
     finally:
-        process.kill()
-        process.communicate()
+        driver.kill()
     restore(lambda config: 1.0, run={"stop": {"training_iteration": 1}})  # its lock died with it
 
 

@@ -15,7 +15,6 @@ from tests.tune.schedulers.promoted_trials import (
     PromotedTrials,
     asha,
     orders,
-    scores,
     shop_of,
     tables,
 )
@@ -125,15 +124,6 @@ def test_2_and_3_who_is_promoted_and_when_a_new_one_starts(table, order, workers
             score = value if math.isfinite(value) else -math.inf
             entries[LEVELS.index(time)].append((score, -len(entries[LEVELS.index(time)]), number))
             assert decision.verdict is (STOP if score == -math.inf else PAUSE)
-
-
-@given(st.lists(scores, max_size=40), st.integers(2, 4))
-def test_8_nan_and_infinity_stop_and_count_as_the_worst(values, eta):
-    worst = [value if math.isfinite(value) else -1e308 for value in values]
-    bad = {number for number, value in enumerate(values) if not math.isfinite(value)}
-    for with_bad, without in zip(promotions(values, eta), promotions(worst, eta), strict=True):
-        assert not bad & set(with_bad)
-        assert with_bad == [number for number in without if number not in bad]
 
 
 def test_10_a_trial_that_runs_again_while_it_waits_stops_where_it_waited():

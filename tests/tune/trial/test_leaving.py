@@ -27,17 +27,6 @@ from trainkit.tune.executor.specs import SpecFactory
 pytestmark = pytest.mark.usefixtures("runtime")
 
 
-def test_raising_trials_give_their_cpus_back(fit):
-    def raises(config):
-        raise ValueError(f"no luck with {config['x']}")
-
-    grid = fit(raises, {"x": tune.grid_search(list(range(3 * SESSION_CPUS)))})
-    assert [str(error).splitlines()[0] for error in grid.errors] == [
-        f"no luck with {x}" for x in range(3 * SESSION_CPUS)
-    ]
-    assert eventually(all_is_free)
-
-
 def test_a_retry_gets_the_cpus_of_the_attempt_that_failed(fit):
     def raises(config):
         raise ValueError("no luck")

@@ -7,15 +7,10 @@ import time
 import pytest
 
 from trainkit import tune
-from trainkit.tune.core.configs import FailureConfig
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
 MIB = 2**20
-
-
-def halved(config):
-    return {"batch": config["batch"] // 2}
 
 
 def test_a_trial_above_its_memory_ends_and_its_neighbours_finish(fit):  # row 1.21
@@ -33,16 +28,3 @@ def test_a_trial_above_its_memory_ends_and_its_neighbours_finish(fit):  # row 1.
     assert [result.status for result in grid] == ["TERMINATED", "ERROR", "TERMINATED", "TERMINATED"]
     assert "memory limit exceeded" in str(grid[1].error)
     assert "memory limit exceeded" in grid[1].reason
-
-
-def test_a_trial_above_its_memory_is_tried_with_less(fit):
-    def trainable(config):
-        held = bytearray(config["batch"] * 4 * MIB)
-        held[:: 2**12] = b"x" * len(held[:: 2**12])
-        time.sleep(600 if len(held) > 200 * MIB else 0)
-        return {"held": len(held)}
-
-    limited = tune.with_resources(trainable, {"cpu": 1, "memory": 200 * MIB})
-    (result,) = fit(limited, {"batch": 128}, run={"failure_config": FailureConfig(out_of_memory=halved)})
-    assert (result.status, result.config["batch"] * 4 * MIB) == ("TERMINATED", result.metrics["held"])
-    assert result.config["batch"] <= 32
