@@ -78,7 +78,7 @@ OTHERS = {
         runtime/test_turns.py
         sklearn/test_copy_files.py sklearn/test_estimator_checks.py sklearn/test_fold_order.py
         sklearn/test_own_words.py
-        sklearn/test_piecewise.py sklearn/test_search_candidates.py sklearn/test_search_cv.py
+        sklearn/test_piecewise.py sklearn/test_search_cv.py
         sklearn/test_settings.py sklearn/test_spaces.py train/checkpoint/test_checkpoint.py
         train/strategies/test_cutting.py train/data/test_data.py train/test_inline.py
         train/step/test_metrics.py train/step/test_operator.py train/step/test_optimizers.py
@@ -116,8 +116,7 @@ OTHERS = {
         sklearn/test_boosting_searches.py sklearn/test_copies.py sklearn/test_early_stopping.py
         sklearn/test_faults.py sklearn/test_halving.py sklearn/test_nested_searches.py
         sklearn/test_own_arrays.py
-        sklearn/test_same_answers.py sklearn/test_stopping_faults.py
-        sklearn/test_stopping_schedulers.py
+        sklearn/test_same_answers.py sklearn/test_stopping.py
     """,
     "external": """
         plugins/dashboard/test_mcp.py cli/test_stop.py plugins/compat/test_peers.py contract/test_loading.py

@@ -1,4 +1,4 @@
-"""Folds whose rows do not lie side by side: workers share a copy, and the answers are as without."""
+"""Data in shared memory: copies of folds that workers share, and folds that need no copy."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from typing import Any, Self
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.cluster import KMeans
 from sklearn.exceptions import FitFailedWarning
 from sklearn.linear_model import SGDClassifier
-from sklearn.model_selection import GridSearchCV, KFold, StratifiedKFold
+from sklearn.model_selection import GridSearchCV, KFold, StratifiedKFold, TimeSeriesSplit
 from threadpoolctl import threadpool_limits
 
 from tests.conftest import eventually, session_processes
@@ -27,6 +29,7 @@ from tests.sklearn.scripted_estimator import ScriptedEstimator, data, done
 from tests.sklearn.test_search_resume import SEARCH, begin_and_wait
 from trainkit.runtime.local.system import process
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV, shared_memory
+from trainkit.sklearn.shared_memory import contiguous_slice
 
 LARGE = 20_000
 KINDS = {
@@ -225,14 +228,16 @@ class TestShared:
         assert [line["number"] for line in fits(tmp_path)] == [1, 1, 1, 2, 2, 2]
         assert found.best_score_ == 0.0
 
-    def test_workers_have_no_copy_and_share_no_more_than_they_use(self, tmp_path: Path) -> None:
-        """Four fifths of 40 MB for each worker, as scikit-learn copies it, would be 64 MB of their own."""
+    @pytest.mark.parametrize("cv", [StratifiedKFold(), TimeSeriesSplit(5)], ids=["copies", "views"])
+    def test_workers_have_no_copy_and_share_no_more_than_they_use(self, tmp_path: Path, cv: Any) -> None:
+        """Four fifths of 40 MB for each worker, as scikit-learn copies it, would be 64 MB of their own.
+
+        Folds of rows side by side are views of X, so there are no copies at all.
+        """
         X = np.random.default_rng(0).standard_normal((50_000, 100))
         y = (X[:, 0] > 0).astype(int)
         grid = {"number": list(range(4)), "log": [str(tmp_path)]}
-        search = TuneGridSearchCV(
-            Mapped(driver=os.getpid()), grid, cv=StratifiedKFold(), n_jobs=2, refit=False
-        )
+        search = TuneGridSearchCV(Mapped(driver=os.getpid()), grid, cv=cv, n_jobs=2, refit=False)
         search.fit(X[:400], y[:400])
         small = max(line["own"] for line in fits(tmp_path))
         for path in tmp_path.iterdir():
@@ -242,7 +247,8 @@ class TestShared:
         grown = max(line["own"] for line in fits(tmp_path)) - small
         assert grown < X.nbytes / 2, f"{grown / 1e6} MB"
         most = max(line["full"] for line in fits(tmp_path))
-        assert X.nbytes / 2 < most < 2.1 * X.nbytes, f"{most / 1e6} MB, of two workers"
+        least, limit = (X.nbytes / 2, 2.1 * X.nbytes) if isinstance(cv, StratifiedKFold) else (-1, 1)
+        assert least < most < limit, f"{most / 1e6} MB, of two workers"
 
     def test_nothing_is_left(self, tmp_path: Path) -> None:
         X, y = matrix()
@@ -287,3 +293,18 @@ def test_ctrl_c_and_a_second_fit_that_does_the_rest(
     assert [line.split()[1] for line in before] == ["1", "2"]  # both on the first fold, and no further
     *known, _refit = done(programs.folder / "log")
     assert len(known) == len(set(known)) == 12, known
+
+
+@given(st.integers(0, 50), st.integers(1, 50), st.integers(1, 3))
+def test_rows_side_by_side_are_a_slice(first: int, count: int, step: int) -> None:
+    indices = np.arange(first, first + count * step, step)
+    rows = contiguous_slice(indices)
+    if step == 1 or count == 1:
+        np.testing.assert_array_equal(np.arange(200)[rows], indices)
+    else:
+        assert rows is None
+
+
+@pytest.mark.parametrize("indices", [[0, 2, 1], [1, 0], [0, 0, 2], [], [-1, 0, 1]])
+def test_other_rows_are_none(indices: list[int]) -> None:
+    assert contiguous_slice(np.array(indices, dtype=int)) is None

@@ -11,13 +11,9 @@ import numpy as np
 import pytest
 from sklearn.base import BaseEstimator
 from sklearn.datasets import make_classification
-from sklearn.decomposition import NMF, PCA
 from sklearn.ensemble import RandomForestClassifier
-from sklearn.feature_selection import SelectKBest, chi2
 from sklearn.linear_model import SGDClassifier
 from sklearn.model_selection import train_test_split
-from sklearn.pipeline import Pipeline
-from sklearn.svm import LinearSVC
 
 from tests.conftest import session_fixture
 from trainkit import tune
@@ -129,20 +125,3 @@ def test_expressions_of_hyperopt_beside_tuples() -> None:
     search = TuneSearchCV(RandomForestClassifier(), space, search_optimization="hyperopt", n_trials=3)
     assert accuracy(search) > 1 / 4
     assert all(type(each["n_estimators"]) is int for each in search.cv_results_["params"])
-
-
-def test_lists_of_spaces_whose_values_are_estimators() -> None:
-    pipe = Pipeline([("reduce_dim", "passthrough"), ("classify", LinearSVC(dual=False, max_iter=10000))])
-    spaces = [
-        {
-            "reduce_dim": [PCA(iterated_power=7), NMF(max_iter=2000)],
-            "reduce_dim__n_components": [2, 4],
-            "classify__C": [1, 10],
-        },
-        {"reduce_dim": [SelectKBest(chi2)], "reduce_dim__k": [2, 4], "classify__C": [1, 10]},
-    ]
-    positive = TRAIN - TRAIN.min()
-    random = TuneSearchCV(pipe, spaces, search_optimization="random", n_trials=4).fit(positive, Y_TRAIN)
-    assert len(random.cv_results_["params"]) == 4
-    grid = TuneGridSearchCV(pipe, param_grid=spaces).fit(positive, Y_TRAIN)
-    assert len(grid.cv_results_["params"]) == 12

@@ -9,27 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.cluster import KMeans, MiniBatchKMeans
+from sklearn.cluster import KMeans
 from sklearn.ensemble import (
     AdaBoostClassifier,
     BaggingClassifier,
-    ExtraTreesRegressor,
     GradientBoostingClassifier,
     HistGradientBoostingRegressor,
-    IsolationForest,
     RandomForestClassifier,
     VotingClassifier,
 )
 from sklearn.linear_model import (
     ElasticNet,
-    HuberRegressor,
     LogisticRegression,
-    PoissonRegressor,
     SGDClassifier,
 )
 from sklearn.mixture import GaussianMixture
 from sklearn.multiclass import OneVsRestClassifier
-from sklearn.naive_bayes import MultinomialNB
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -91,22 +86,16 @@ class Grows(BaseEstimator):  # type: ignore[misc]
     ("estimator", "kind", "resource"),
     [
         (SGDClassifier(), MethodKind.PARTIAL_FIT, None),
-        (MultinomialNB(), MethodKind.PARTIAL_FIT, None),
-        (MiniBatchKMeans(), MethodKind.PARTIAL_FIT, None),
         (OneVsRestClassifier(SGDClassifier()), MethodKind.PARTIAL_FIT, None),
         (MLPClassifier(), MethodKind.PARTIAL_FIT, None),
         (GrowsAndPasses(), MethodKind.PARTIAL_FIT, None),
         (MLPClassifier(solver="lbfgs"), MethodKind.WARM_START_ITER, "max_iter"),
         (LogisticRegression(), MethodKind.WARM_START_ITER, "max_iter"),
         (ElasticNet(), MethodKind.WARM_START_ITER, "max_iter"),
-        (HuberRegressor(), MethodKind.WARM_START_ITER, "max_iter"),
-        (PoissonRegressor(), MethodKind.WARM_START_ITER, "max_iter"),
         (GaussianMixture(), MethodKind.WARM_START_ITER, "max_iter"),
         (HistGradientBoostingRegressor(), MethodKind.WARM_START_ITER, "max_iter"),
         (RandomForestClassifier(), MethodKind.WARM_START_ENSEMBLE, "n_estimators"),
-        (ExtraTreesRegressor(), MethodKind.WARM_START_ENSEMBLE, "n_estimators"),
         (BaggingClassifier(), MethodKind.WARM_START_ENSEMBLE, "n_estimators"),
-        (IsolationForest(), MethodKind.WARM_START_ENSEMBLE, "n_estimators"),
         (GradientBoostingClassifier(), MethodKind.WARM_START_ENSEMBLE, "n_estimators"),
         (Grows(), MethodKind.WARM_START_ENSEMBLE, "n_estimators"),
         (CatBoost(), MethodKind.CATBOOST, "iterations"),

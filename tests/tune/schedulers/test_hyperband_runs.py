@@ -1,4 +1,4 @@
-"""Hyperband on trials that train: what it costs, what a restore goes on with, and trials that can't pause."""
+"""Hyperband on trials that train and on simulated ones: what it costs, restores, and ends in the middle."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.tune.pausing import Counted, CutShort, steps
+from tests.tune.schedulers.test_hyperband import TOTALS
 from trainkit import tune
 from trainkit.tune.schedulers import ASHAScheduler, HyperBandForBOHB, HyperBandScheduler
 from trainkit.tune.store.reader import ExperimentReader
@@ -135,3 +136,39 @@ def test_28_a_restore_from_any_step_goes_on_with_the_same_decisions(
         grid = restore(Climbing, f"cut at {after}", run={"callbacks": [CutShort(0)]})
         assert grid.num_terminated == 17
         assert decided(tmp_path / f"cut at {after}") == undisturbed
+
+
+def noisy(config, training_iteration, rng):
+    return {"m": config["x"] + rng.normal() / training_iteration}
+
+
+def simulate(scheduler, samples: int, **how):
+    settings = tune.TuneConfig(metric="m", mode="max", num_samples=samples, scheduler=scheduler)
+    return tune.simulate(noisy, {"x": tune.uniform(0, 1)}, settings, **{"seed": 1, **how})
+
+
+@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.parametrize("pair", TOTALS)
+def test_14_totals_of_one_turn(pair, resume):
+    trials, scratch, resumed = TOTALS[pair]
+    scheduler = HyperBandScheduler(max_t=pair[0], reduction_factor=pair[1])
+    simulation = simulate(scheduler, trials, workers=9, resume=resume)
+    assert (len(simulation), simulation.work) == (trials, resumed if resume else scratch)
+
+
+def test_those_that_an_end_finds_paused_say_how_they_stood():
+    scheduler = HyperBandScheduler(max_t=9)
+    simulation = simulate(scheduler, 17, workers=1, horizon_s=5.5)
+    left = [each for each in simulation.decisions() if each["rule"] == "not chosen"]
+    assert len(left) == 5  # and one that ran when the end came
+    assert {(each["entries"], each["awaits"], each["rung"]) for each in left} == {(6, 3, 1)}
+    reasons = [result.reason for result in simulation if "not promoted" in result.reason]
+    words = "time budget: not promoted: rung 1 of bracket 0, rank {} of 6 so far, trials still expected: 3"
+    assert sorted(reasons) == sorted(words.format(each["rank"]) for each in left)
+
+    simulation = simulate(scheduler, 17, workers=1, horizon_s=9.5)  # the round is judged, and one goes on
+    reasons = [result.reason for result in simulation if "not promoted" in result.reason]
+    assert sorted(reasons) == [
+        f"time budget: not promoted: rung 1 of bracket 0, rank {rank} of 9, 3 places, still waiting to resume"
+        for rank in (2, 3)
+    ]

@@ -317,8 +317,6 @@ def test_a_mistake_in_a_function_is_named(function, words):
         ({"points_to_evaluate": [{"x": 3, "y": 3}], "evaluated_rewards": []}, PLANE, "list of 1 numbers"),
         ({"points_to_evaluate": [{"x": 3}], "evaluated_rewards": [1]}, PLANE, "every parameter"),
         ({"points_to_evaluate": [{"x": 3}], "evaluated_rewards": ["a"]}, PLANE, "numbers"),
-        ({"points_to_evaluate": [{"x": 3}], "evaluated_rewards": 3}, PLANE, "list of 1 numbers"),
-        ({"points_to_evaluate": 3}, PLANE, "list of dictionaries"),
         ({"sampler": "tpe"}, PLANE, "sampler='tpe' is not a BaseSampler"),
         ({"storage": 3}, PLANE, "storage must be an address.*not 3"),
         ({"study_name": 3}, PLANE, "study_name must be.*3"),

@@ -9,7 +9,6 @@ from tests.tune.search.test_samplers import row_of
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.plugins.testing.searcher import Row, SearcherSuite
-from trainkit.tune.core.seeds import suggestion_generator
 from trainkit.tune.search import (
     BasicVariantGenerator,
     BayesOptSearch,
@@ -18,23 +17,10 @@ from trainkit.tune.search import (
     HyperOptSearch,
     OptunaSearch,
     Repeater,
-    Searcher,
     TuneBOHB,
 )
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-
-class OwnSearch(Searcher):
-    """A user's: it draws from the space by itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked = 0
-
-    def suggest(self, trial_id):
-        self.asked += 1
-        return self.space.configuration(0, suggestion_generator(self.seed, self.asked))
 
 
 ROWS = (
@@ -53,15 +39,6 @@ class TestSearchers(SearcherSuite):
     @pytest.fixture(params=ROWS, ids=str)
     def row(self, request):
         return request.param
-
-
-class TestAnOwnSearcher(SearcherSuite):
-    """As the page on conformance shows it."""
-
-    takes_points = False
-
-    def make(self, **arguments):
-        return OwnSearch(**arguments)
 
 
 @pytest.mark.parametrize(
