@@ -56,7 +56,7 @@ def test_what_is_excused_scikit_learns_own_search_fails_too(estimator: Any, spac
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[None]:
-    """In this process, as hundreds of very small fits are checked; `test_checks_over_processes` has more."""
+    """In this process, as hundreds of very small fits are checked."""
     trainkit.init(engine="inline", num_cpus=1)
     yield
     trainkit.shutdown()

@@ -13,6 +13,7 @@ import pytest
 
 import trainkit
 from tests.conftest import eventually
+from tests.tune.pausing import Counted
 from trainkit import tune
 from trainkit.errors import InfeasibleError
 from trainkit.runtime.local.system import process
@@ -36,25 +37,15 @@ def test_trials_on_both_nodes(fit: Fit) -> None:
         assert iterations == list(range(1, 10))
 
 
-class Counter(tune.Trainable):
-    """Counts, and is killed once at the third step."""
+class Counter(Counted):
+    """Is killed once at the third step."""
 
-    def setup(self, config: dict[str, Any]) -> None:
-        self.count = 0
-        self.once = Path(config["once"])
-
-    def step(self) -> dict[str, Any]:
-        if self.count == 2 and not self.once.exists():
-            self.once.touch()
+    def reports(self, number: int) -> dict[str, Any]:
+        once = Path(self.config["once"])
+        if number == 3 and not once.exists():
+            once.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        self.count += 1
-        return {"count": self.count, "worker": os.getpid(), "done": self.count == 4}
-
-    def save_checkpoint(self, checkpoint_dir: str) -> None:
-        Path(checkpoint_dir, "count").write_text(str(self.count))
-
-    def load_checkpoint(self, checkpoint_dir: str) -> None:
-        self.count = int(Path(checkpoint_dir, "count").read_text())
+        return {"count": number, "worker": os.getpid(), "done": number == 4}
 
 
 def test_a_killed_trial_goes_on_from_its_checkpoint(fit: Fit, tmp_path: Path) -> None:

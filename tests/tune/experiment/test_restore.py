@@ -150,10 +150,8 @@ def test_a_restore_onto_less_says_so_before_anything_runs(fit, restore, tmp_path
 def test_totals_go_on_from_the_checkpoint(fit, restore, tmp_path, how):
     def trainable(config):
         checkpoint = tune.get_checkpoint()
-        scratch = Path(tune.get_context().get_trial_dir(), "scratch")
-        scratch.mkdir(exist_ok=True)
         for step in range(2 if checkpoint else 0, 6):
-            saved = tune.Checkpoint(scratch) if step == 1 else None
+            saved = tune.Checkpoint.from_dict({}) if step == 1 else None
             tune.report({"timesteps_this_iter": 10, "time_total_s": 1.5 * (step + 1)}, checkpoint=saved)
             if step == 4 and checkpoint is None:
                 raise RuntimeError("work of three steps is lost")

@@ -71,9 +71,8 @@ def test_mistakes_are_named(grid, call, kind, words):
         call(grid)
 
 
-def test_without_a_metric_best_has_no_meaning(grid, tmp_path):
-    run = tune.RunConfig(storage_path=tmp_path, verbose=0)
-    other = tune.Tuner(lambda config: 1.0, param_space={"n": tune.grid_search([1, 2])}, run_config=run).fit()
+def test_without_a_metric_best_has_no_meaning(grid, fit):
+    other = fit(lambda config: 1.0, {"n": tune.grid_search([1, 2])})
     with pytest.raises(ConfigError, match="the best trial needs"):
         other.get_best_result()
     assert other[0].best_metrics is None
@@ -120,19 +119,16 @@ def test_best_is_known_from_outside_where_a_searcher_names_the_metric(grid, fit,
         assert again.get_best_result().metrics["score"] == best
 
 
-def test_of_a_single_trial_best_needs_no_metric(grid, tmp_path):
-    run = tune.RunConfig(storage_path=tmp_path, verbose=0)
-    only = tune.Tuner(lambda config: 1.0, run_config=run).fit()
+def test_of_a_single_trial_best_needs_no_metric(grid, fit):
+    only = fit(lambda config: 1.0)
     assert only.get_best_result() is only[0]
 
 
-def test_where_all_failed_there_is_no_best_and_it_is_told_why(tmp_path):
+def test_where_all_failed_there_is_no_best_and_it_is_told_why(grid, fit):
     def fails(config):
         raise KeyError("lr")
 
-    config = tune.TuneConfig(metric="loss", mode="min", num_samples=2)
-    run = tune.RunConfig(storage_path=tmp_path, verbose=0)
-    failed = tune.Tuner(fails, tune_config=config, run_config=run).fit()
+    failed = fit(fails, metric="loss", num_samples=2)
     with pytest.raises(
         MetricError,
         match=r"by 'loss': 2 of 2 trials failed and no trial reported, the first error is KeyError: 'lr'",

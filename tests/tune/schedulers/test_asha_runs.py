@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
+from tests.tune.pausing import Counted, steps
 from trainkit import tune
 from trainkit.plugins.simulation.simulate import Simulation
 from trainkit.tune.results.result_grid import ResultGrid
@@ -119,31 +117,16 @@ def test_promotions_are_drawn_as_such():
 # --- trials with files ----------------------------------------------------------------------------
 
 
-class Counting(tune.Trainable):
-    """Its state is all the iterations it has ever run, so nothing is run twice unnoticed."""
+class Counting(Counted):
+    """Says how many iterations have led to its state, so that none is run twice unnoticed."""
 
-    def setup(self, config):
-        self.ran: list[int] = []
-
-    def step(self):
-        self.ran.append(self.iteration)
-        return {"loss": self.config["loss"], "ran": str(self.ran)}
-
-    def save_checkpoint(self, path):
-        Path(path, "ran").write_text(json.dumps(self.ran))
-
-    def load_checkpoint(self, path):
-        self.ran = json.loads(Path(path, "ran").read_text())
+    def reports(self, number):
+        return {"loss": self.config["loss"], "ran": number}
 
 
 def counting(config):
-    checkpoint = tune.get_checkpoint()
-    ran = checkpoint.to_dict()["ran"] if checkpoint else []
-    for iteration in range(len(ran), 20):
-        ran.append(iteration)
-        tune.report(
-            {"loss": config["loss"], "ran": str(ran)}, checkpoint=tune.Checkpoint.from_dict({"ran": ran})
-        )
+    for step, saved in steps(20):
+        tune.report({"loss": config["loss"], "ran": step}, checkpoint=saved)
 
 
 @pytest.mark.parametrize("trainable", [Counting, counting])
@@ -154,7 +137,7 @@ def test_trials_go_on_from_their_checkpoints(trainable, fit):
     for result, loss in zip(grid, LOSSES, strict=True):
         reached = {0.1: 9, 0.2: 3, 0.3: 3}.get(loss, 1)
         assert result.metrics["training_iteration"] == reached
-        assert json.loads(result.metrics["ran"]) == list(range(reached))
+        assert result.metrics["ran"] == reached
     assert jobs(grid) == JOBS
     best = grid.get_best_result()
     assert [(each["verdict"], each.get("rung"), each.get("rank")) for each in best.decisions] == [

@@ -34,10 +34,6 @@ MAKES = {
     "random": samplers.RandomSampler,
     "gp": lambda: samplers.GPSampler(n_startup_trials=8, warn_independent_sampling=False),
     "cma": lambda: samplers.CmaEsSampler(popsize=4, warn_independent_sampling=False),
-    "cma-margin": lambda: samplers.CmaEsSampler(popsize=4, with_margin=True, warn_independent_sampling=False),
-    "cma-separable": lambda: samplers.CmaEsSampler(
-        popsize=4, use_separable_cma=True, warn_independent_sampling=False
-    ),
     "nsga2": lambda: samplers.NSGAIISampler(population_size=4),
     "nsga3": lambda: samplers.NSGAIIISampler(population_size=4),
     "qmc": lambda: samplers.QMCSampler(warn_independent_sampling=False),

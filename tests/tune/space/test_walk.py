@@ -16,7 +16,7 @@ from trainkit import tune
 from trainkit.errors import SpaceError
 from trainkit.tune.core.seeds import suggestion_generator
 from trainkit.tune.space.search_space import Space
-from trainkit.tune.space.serialization import decode_config, encode_config
+from trainkit.tune.space.serialization import decode_config, encode_config, holds_opaque
 
 
 def test_parameters_are_named_and_ordered():
@@ -87,6 +87,23 @@ def test_a_configuration_of_another_space_is_told_so(config, words):
     refused(lambda: space.choices({"fixed": 1, "computed": 3, **config}), *words)
     assert not space.contains({"fixed": 1, "computed": 3, **config})
     assert space.allows({"fixed": 1, "computed": 7, "optimizer": "adam", "lr": 0.5})
+
+
+class Plain:
+    pass
+
+
+def test_a_stored_configuration_gets_its_objects_back():
+    # row 2.7: what text can't hold is known again by its name
+    x = tune.when({"kind": Plain}, tune.uniform(0, 1))
+    space = Space.of({"kind": tune.choice([Plain, dict]), "fixed": len, "x": x})
+    for n in range(6):
+        config = space.configuration(0, suggestion_generator(0, n))
+        stored = decode_config(encode_config(config))
+        assert holds_opaque(stored)
+        assert space.allows(stored)
+        found = space.choices(stored)
+        assert space.walk(lambda name, _, found=found: found[name], suggestion_generator(0, 0)) == config
 
 
 def test_how_many_configurations_there_are():
