@@ -13,7 +13,7 @@ import pytest
 from trainkit import tune
 from trainkit.errors import ConfigError, TrialError
 from trainkit.tune.core import seeds
-from trainkit.tune.run_arguments import checkpoint_settings, resuming
+from trainkit.tune.run_arguments import resuming
 from trainkit.tune.schedulers import ASHAScheduler
 
 pytestmark = pytest.mark.usefixtures("inline")
@@ -100,15 +100,17 @@ def test_a_failed_trial_is_an_error_of_the_call(run):
         run(fails, config=space, name="raised", fail_fast="raise")
 
 
-def test_the_older_checkpoint_arguments(run):
+@pytest.mark.parametrize(("attribute", "kept"), [("min-loss", [3, 4]), ("loss", [1, 2]), (None, [3, 4])])
+def test_the_older_checkpoint_arguments(run, attribute, kept):
+    """A score is the larger the better, unless "min-" stands before its name."""
     (trial,) = run(
         Counting,
         keep_checkpoints_num=2,
-        checkpoint_score_attr="min-loss",
+        checkpoint_score_attr=attribute,
         checkpoint_freq=1,
         checkpoint_at_end=True,
     ).trials
-    assert [report["count"] for _, report in trial.best_checkpoints] == [3, 4]
+    assert [report["count"] for _, report in trial.best_checkpoints] == kept
 
 
 @pytest.mark.parametrize("policy", [None, tune.CheckpointConfig(), {"num_to_keep": 1}])
@@ -120,21 +122,6 @@ def test_a_class_is_not_saved_at_its_end_unless_asked(run, policy):
     path = trial.checkpoint.path
     (trial,) = run(Counting, name="saved", resume=True, stop={"count": 2}).trials
     assert trial.checkpoint.path == path
-
-
-@pytest.mark.parametrize(
-    ("attribute", "order"), [("min-loss", "min"), ("loss", "max"), ("min-min-loss", "min"), (None, "max")]
-)
-def test_min_before_a_name_is_an_order(attribute, order):
-    config = checkpoint_settings(
-        None,
-        keep_checkpoints_num=None,
-        checkpoint_score_attr=attribute,
-        checkpoint_freq=0,
-        checkpoint_at_end=False,
-    )
-    assert config.checkpoint_score_order == order
-    assert config.checkpoint_score_attribute == (attribute and attribute.removeprefix("min-"))
 
 
 def test_trials_begin_with_the_checkpoint_of_another(run, tmp_path):

@@ -1,4 +1,4 @@
-"""Trials that a scheduler pauses, and that have no checkpoint, begin anew, with one warning; as under Ray."""
+"""What schedulers warn of once: trials that pause without a checkpoint, and schedulers that judge nobody."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import pytest
 
 from trainkit import tune
 from trainkit.tune.schedulers import (
+    PB2,
     ASHAScheduler,
     HyperBandScheduler,
+    MedianStoppingRule,
     PopulationBasedTraining,
     ResourceChangingScheduler,
 )
@@ -94,3 +96,51 @@ def test_a_member_runs_on_where_there_is_no_state_to_take_over(fit, caplog):
     assert [result.metrics["m"] for result in grid] == [9, 18, 27, 36]
     assert [len(result.attempts) for result in grid] == [1] * 4
     assert "start over" not in caplog.text
+
+
+MUTATIONS = {"x": tune.uniform(0, 1)}
+
+
+def train(config):
+    for step in range(3):
+        saved = tune.Checkpoint.from_dict({"step": step})
+        tune.report({"loss": config["x"] / (step + 1), "steps": 10 * (step + 1)}, checkpoint=saved)
+
+
+UNJUDGED = {
+    "MedianStoppingRule": MedianStoppingRule,
+    "PopulationBasedTraining": lambda **given: PopulationBasedTraining(
+        hyperparam_mutations=MUTATIONS, quantile_fraction=0, **given
+    ),
+    "PB2": lambda **given: PB2(hyperparam_bounds=MUTATIONS, quantile_fraction=0, **given),
+}
+
+
+def ran(fit, scheduler, samples=3, **run):
+    return fit(train, MUTATIONS, metric="loss", num_samples=samples, scheduler=scheduler, run=run)
+
+
+@pytest.mark.parametrize("name", UNJUDGED)
+def test_its_default_is_a_minute(fit, caplog, name):
+    ran(fit, UNJUDGED[name]())
+    assert caplog.text.count(f"{name} has judged no trial: no trial reached time_total_s=60") == 1
+
+
+def test_one_that_came_so_far_is_enough(fit, caplog):
+    ran(fit, MedianStoppingRule("steps", grace_period=30))
+    ran(fit, PopulationBasedTraining("steps", perturbation_interval=30, hyperparam_mutations=MUTATIONS,
+                                     quantile_fraction=0), name="other")  # fmt: skip
+    assert "judged no trial" not in caplog.text
+
+
+def test_what_was_told_at_the_start_is_not_told_again(fit, caplog):
+    ran(fit, UNJUDGED["PopulationBasedTraining"](time_attr="training_iteration"),
+        stop={"training_iteration": 3})  # fmt: skip
+    assert caplog.text.count("judges no trial before training_iteration=60") == 1
+    assert "has judged no trial" not in caplog.text
+
+
+@pytest.mark.parametrize(("samples", "told"), [(1, 1), (2, 0)])
+def test_a_population_of_one(fit, caplog, samples, told):
+    ran(fit, UNJUDGED["PopulationBasedTraining"](time_attr="steps", perturbation_interval=10), samples)
+    assert caplog.text.count("has only one trial") == told
