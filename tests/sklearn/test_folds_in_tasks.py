@@ -117,20 +117,6 @@ def test_a_candidate_may_have_a_process_to_itself(alone: dict[str, Any]) -> None
         assert len(pids_of(search)) == 4
 
 
-def test_n_jobs_holds_where_the_session_has_more() -> None:
-    seen: Any = trainkit.remote(Counter).remote()
-
-    def busy(estimator: Any, X: Any, y: Any) -> float:
-        trainkit.get(seen.enter.remote())
-        eventually(lambda: trainkit.get(seen.highest.remote()) >= 2)  # for the other process to begin
-        time.sleep(0.02)  # for one that must not
-        trainkit.get(seen.leave.remote())
-        return 0.0
-
-    TuneGridSearchCV(GaussianNB(), GRID, scoring=busy, refit=False, cv=3, n_jobs=2).fit(X, Y)
-    assert trainkit.get(seen.highest.remote()) == 2
-
-
 @pytest.mark.parametrize("n_jobs", [None, 2])
 def test_folds_of_a_single_candidate_run_at_once(n_jobs: int | None) -> None:
     seen: Any = trainkit.remote(Counter).remote()

@@ -173,12 +173,6 @@ def test_of_a_pipeline_the_last_step_is_trained() -> None:
     assert trained_step(SVC, last_step=True) is SVC
 
 
-def test_a_pipeline_as_a_whole_says_what_to_set() -> None:
-    pipeline = make_pipeline(StandardScaler(), SGDClassifier())
-    with pytest.raises(ConfigError, match="pipeline_auto_early_stop=True"):
-        trained_step(pipeline, last_step=False)
-
-
 def test_a_pipeline_that_can_be_trained_as_a_whole_is() -> None:
     class Passing(Pipeline):  # type: ignore[misc]
         def partial_fit(self, X: Any, y: Any) -> Passing:
