@@ -280,6 +280,13 @@ def test_a_choice_between_domains_is_drawn_through():
     assert not space.allows({"lr": 0.5})
 
 
+def test_a_value_in_a_list_varies_by_the_name_of_the_list():
+    space = Space.of(
+        {"a": {"list": [1, tune.uniform(0, 1), {"b": tune.randn()}]}, "constant": {"x": [1, (2, 3)]}}
+    )
+    assert space.varied == {"a/list"}
+
+
 @given(st.integers(0, 2**33), st.integers(0, 2**33), st.integers(0, 2))
 @example(0, 0, 0)
 @example(2**32 - 1, 2**32 - 1, 0)
