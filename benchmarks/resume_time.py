@@ -120,8 +120,8 @@ def memory_over_saves(sizes: Sizes) -> dict[str, float]:
             saving.save(path, wait=False)
             if number in (sizes.saves // 10, sizes.saves):
                 saving.load(path)  # which waits for the write
-                shares = [memory_mb(pid, "Pss") for pid in (os.getpid(), *pids)]
-                held.append({"the program": shares[0], "its session": sum(shares[1:])})
+                sizes_mb = [memory_mb(pid, "Rss") for pid in (os.getpid(), *pids)]
+                held.append({"the program": sizes_mb[0], "its session": sum(sizes_mb[1:])})
     early, late = held
     return {name: late[name] - early[name] for name in early}
 
