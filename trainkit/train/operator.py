@@ -247,10 +247,10 @@ class TrainingOperator:
         counts the sample twice.
 
         Args:
-            iterator: iterator over this worker's batches; it ends after `num_steps` batches.
-            info: dictionary with the `info` that was passed to `TorchTrainer.train`, with `epoch_idx`, with
-                `first_batch_idx`, the number of batches of this epoch that an interrupted call has trained,
-                and with the values of `num_steps` and `use_fp16` under the keys `NUM_STEPS` and `USE_FP16`.
+            iterator: iterator over this worker's batches; it ends after `num_steps` batches. Its attribute
+                `first` is the number of batches of this epoch that an interrupted call has trained.
+            info: dictionary with the `info` that was passed to `TorchTrainer.train`, with `epoch_idx`, and
+                with the values of `num_steps` and `use_fp16` under the keys `NUM_STEPS` and `USE_FP16`.
             num_steps: requested number of steps; None means one pass over the data.
             epoch_idx: number of epochs finished before this epoch.
 

@@ -18,6 +18,8 @@ import torch.distributed as dist
 from sklearn.base import BaseEstimator
 
 import trainkit
+from tests.conftest import eventually
+from tests.runtime.local.programs import Programs
 from tests.suites.function_trainer import RunSuite, keep, kept
 from tests.train.operators import Digits, lose_patience
 from trainkit import train, tune
@@ -27,6 +29,8 @@ from trainkit.train import RunConfig, ScalingConfig
 from trainkit.train.torch import TorchConfig, TorchTrainer, accelerate, prepare_model
 from trainkit.train.torch.trainer import changes
 from trainkit.train.torch.worker import shared_gpus
+from trainkit.tune.core.setting_names import SettingNames, named_as
+from trainkit.tune.experiment.plan import make_plan
 from trainkit.util.multiprocessing import Pool
 from trainkit.util.sgd import torch as sgd_torch
 
@@ -120,6 +124,33 @@ def test_an_interrupted_run_says_how_it_goes_on_and_does(
     assert "Tuner.restore" not in caplog.text
     result = TorchTrainer.restore(str(tmp_path / "line"), count_till_interrupted, **arguments).fit()
     assert (result.metrics["count"], result.metrics["start"]) == (4, 2)
+
+
+HOLDS_FOLDER = """
+    import os, sys, time
+    from pathlib import Path
+    from trainkit import train
+    from trainkit.train import RunConfig, TorchTrainer
+
+    def hold(config):
+        with train.temporary_folder() as folder:
+            Path(config["told"], "new").write_text(folder)
+            os.rename(Path(config["told"], "new"), Path(config["told"], "folder"))
+            time.sleep(600)
+
+    run = RunConfig(storage_path=sys.argv[1], verbose=0)
+    TorchTrainer(hold, train_loop_config={"told": sys.argv[1]}, run_config=run).fit()
+"""
+
+
+@pytest.mark.slow
+def test_a_temporary_folder_does_not_outlive_a_killed_program(programs: Programs, tmp_path: Path) -> None:
+    program = programs.begin(HOLDS_FOLDER, str(tmp_path))
+    assert eventually((tmp_path / "folder").exists, 300)
+    folder = Path((tmp_path / "folder").read_text())
+    assert folder.is_dir()
+    program.kill()
+    assert eventually(lambda: not folder.exists(), 120)
 
 
 def says_done(config: dict[str, Any]) -> str:
@@ -325,3 +356,17 @@ def test_workers_that_hold_all_cpus_lend_them_to_what_they_start(tmp_path: Path)
         assert result.metrics["sums"] == [3, 3, 5, 7]
     finally:
         trainkit.shutdown()
+
+
+def test_a_training_has_more_time_to_end_than_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    def grace_s() -> float:
+        return make_plan(tune.TuneConfig(), RunConfig(), None).grace_s
+
+    training = SettingNames(trains=True)
+    monkeypatch.delenv("TRAINKIT_STOP_GRACE_S", raising=False)
+    with named_as(training):
+        assert grace_s() == 20
+    assert grace_s() == 5
+    monkeypatch.setenv("TRAINKIT_STOP_GRACE_S", "7")
+    with named_as(training):
+        assert grace_s() == 7

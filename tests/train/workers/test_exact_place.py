@@ -62,7 +62,7 @@ class OwnLoop(Noted):
 
     def train_epoch(self, iterator: Any, info: Any, *_: Any, **more: Any) -> Any:
         self.model.train()
-        for number, batch in enumerate(self.read(iterator), info["first_batch_idx"]):
+        for number, batch in enumerate(self.read(iterator), iterator.first):
             place = {"batch_idx": number, "global_step": self.global_step}
             iterator.add(self.train_batch(batch, {**info, **place}))
             self.scheduler.step()

@@ -213,11 +213,11 @@ class Worker(GroupMember):
     def _train(self, num_steps: int | None, info: Mapping[str, Any], profile: bool) -> EpochMetrics:
         operator = self._operator
         details = {**info, "epoch_idx": self._epoch, NUM_STEPS: num_steps, USE_FP16: operator.use_fp16}
-        details["first_batch_idx"] = begun = 0 if operator._train_feed is None else operator._train_feed.begun
-        self._uncounted_steps = operator.global_step - begun
+        feed = operator._train_feed
+        self._uncounted_steps = operator.global_step - (0 if feed is None else feed.begun)
         named = {"num_steps": num_steps, "epoch_idx": self._epoch}
         own = getattr(operator.train_epoch, "__func__", None) is not TrainingOperator.train_epoch
-        with self._epoch_batches(operator._train_feed, "train", num_steps, info, profile) as batches:
+        with self._epoch_batches(feed, "train", num_steps, info, profile) as batches:
             more = taken(operator.train_epoch, named) if own else named
             result = operator.train_epoch(batches, details, **more)
         if own:
