@@ -73,7 +73,6 @@ def by_steps(config: dict[str, Any]) -> None:
         "eval_strategy": "no",
         "logging_strategy": "steps",
         "logging_steps": 1,
-        "dataloader_num_workers": config.get("processes", 0),
     }
     made = library_loops.transformers_trainer(
         config,
