@@ -77,6 +77,9 @@ class EpochBatches(Iterator[Any]):
         pause: function of the number of finished batches of the epoch, called after each step of the
             default loop, and when another loop requests a further batch.
         total: number of batches of the whole epoch; None if unknown.
+
+    Attributes:
+        counted: False if the current batch only repeats other samples, so that its metrics do not count.
     """
 
     def __init__(
@@ -97,7 +100,7 @@ class EpochBatches(Iterator[Any]):
         self._begun = False
         self._given = first
         self._total = total
-        self._counted = True
+        self.counted = True
 
     def __next__(self) -> Any:
         # After the last batch, the loop's result is near, and a later call would have no batch for a result.
@@ -106,12 +109,12 @@ class EpochBatches(Iterator[Any]):
         if (batch := self._take()) is None:
             raise StopIteration
         self._given += 1
-        self._counted = batch.weight.averaged > 0
+        self.counted = batch.weight.averaged > 0
         return batch.data
 
     def add(self, metrics: Mapping[str, Any]) -> None:
         """Add the metrics of the current batch to the result."""
-        self.meters.add(metrics, counted=self._counted)
+        self.meters.add(metrics, counted=self.counted)
         if self.bar is not None:
             self.bar.show(metrics)
 
@@ -159,19 +162,17 @@ def run_epoch(
         after_step: function called after each step, for example to step a scheduler.
     """
     epoch = epoch or EpochBatches(iter(()))
-    meters, bar = epoch.meters, epoch.bar
     for index, (data, weight) in enumerate(batches, epoch.first):
         if before_step is not None:
             before_step(weight)
         metrics = step(data, {**info, "batch_idx": index, "global_step": first_step + index - epoch.first})
         if after_step is not None:
             after_step()
-        meters.add(metrics, counted=weight.averaged > 0)
-        if bar is not None:
-            bar.show(metrics)
+        epoch.counted = weight.averaged > 0
+        epoch.add(metrics)
         if epoch.pause is not None and weight.closes_step:
             epoch.pause(index + 1)
-    return meters.result()
+    return epoch.result()
 
 
 def enter_training(models: Sequence[nn.Module]) -> None:
