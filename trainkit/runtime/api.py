@@ -102,8 +102,8 @@ def init(
 ) -> SessionContext:
     """Start the runtime. Without `init`, the first call that needs the runtime starts it with the defaults.
 
-    In a worker, `init` has no effect, as the worker belongs to a session already and may import a module that
-    calls `init`. `with trainkit.init():` ends the session after the block.
+    In a worker, `init` has no effect, because the worker already belongs to a session. So a module that a
+    worker imports may call `init`. `with trainkit.init():` ends the session after the block.
 
     Args:
         address: address of a Ray cluster to run on, such as "auto" or "ray://host:10001"; None or "local"
@@ -125,8 +125,8 @@ def init(
             that a full store is an error.
         local_mode: equivalent to engine="inline".
         ignore_reinit_error: True to keep a running runtime unchanged instead of raising an error.
-        include_dashboard: argument of Ray. On the other engines, the argument has no effect, and a warning is
-            logged once. All arguments below that refer to `include_dashboard` work in the same way.
+        include_dashboard: argument of `ray.init`. On other engines than Ray, the argument has no effect and
+            logs a warning once. All arguments below that refer to `include_dashboard` work in the same way.
         dashboard_host: see `include_dashboard`.
         dashboard_port: see `include_dashboard`.
         job_config: see `include_dashboard`.
@@ -147,13 +147,14 @@ def init(
         proxy_server_url: see `include_dashboard`.
         preload: modules to import once before workers are forked from them, in addition to the well-known
             heavy modules that this process has imported. If `trainkit.init(preload=["torch"])` comes before
-            the script's own imports, both imports run at the same time.
+            the script's own imports, the script and the session import torch at the same time.
         preempt_signals: names of signals that announce the end of the job, from SIGTERM, SIGUSR1 and SIGUSR2.
-            They end the program cleanly, as SIGTERM always does; a signal with a handler of your own is left
-            to this handler. Default: TRAINKIT_PREEMPT_SIGNALS, such as USR1,USR2, else SIGTERM only.
-        stop_before_s: seconds before the end of the job at which the program ends as by SIGTERM. The end is
-            SLURM_JOB_END_TIME, or TRAINKIT_JOB_END_TIME, as Unix time. Default: TRAINKIT_STOP_BEFORE_S, else
-            off.
+            They end the program cleanly, as SIGTERM always does; if your program has its own handler for a
+            signal, only this handler acts. Default: TRAINKIT_PREEMPT_SIGNALS, such as USR1,USR2, else SIGTERM
+            only.
+        stop_before_s: number of seconds before the end of the job at which the program ends as if by SIGTERM.
+            SLURM_JOB_END_TIME or TRAINKIT_JOB_END_TIME gives the end of the job as Unix time. Default:
+            TRAINKIT_STOP_BEFORE_S, else off.
         **private: arguments of Ray that begin with an underscore, such as `_temp_dir`. `_memory` means
             `memory`, and `_object_spilling_directory` means `object_spilling_directory`; for the other
             arguments, see `include_dashboard`.
@@ -341,8 +342,8 @@ def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
     The effect depends on the call:
 
     - A call that has not begun never starts.
-    - A running task receives one KeyboardInterrupt, so that its `finally` blocks run. A task that handles
-      SIGINT itself gets the signal.
+    - A running task receives one KeyboardInterrupt, so that its `finally` blocks run. If the task has its own
+      SIGINT handler, this handler runs instead.
     - A generator is closed where it yields.
     - A running `async def` method of an actor is cancelled as asyncio does it.
     - Any other running method continues.
@@ -364,7 +365,7 @@ def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
 def get_actor(name: str, namespace: str | None = None) -> Any:
     """Return the handle of a named actor of this session, or of a detached actor of any session of the user.
 
-    The caller knows the actor's class and can declare it for type checkers: `counter: ActorProxy[Counter] =
+    To declare the actor's class for type checkers, write `counter: ActorProxy[Counter] =
     get_actor("counter")`, with `ActorProxy` from `trainkit.actor`.
 
     Args:

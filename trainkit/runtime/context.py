@@ -80,5 +80,7 @@ class SessionContext(Mapping[str, Any]):
 
 
 def promises() -> frozenset[str]:
-    """Return the promises of the current engine; `trainkit.runtime.engine.PROMISES` explains their names."""
+    """Return the names of the promises that the current engine keeps; `trainkit.runtime.engine` explains the
+    promises.
+    """
     return engine().promises

@@ -21,8 +21,8 @@ The table shows which engine keeps which promise. The conformance suite reads PR
 Without the promise "background", a call has finished when its reference exists, so it can't time out or be
 cancelled. A streaming call runs while its results are read.
 
-Without the promise "concurrent", an `async def` method that waits for the effect of
-another call raises an error.
+Without the promise "concurrent", an `async def` method that waits for the effect of another call raises an
+error.
 
 Without the promise "unharmed", a running method that is cancelled continues, but its result is lost. After a
 call was cancelled before it began, the actor's next call may fail after half a minute.
@@ -97,8 +97,8 @@ class Engine(Protocol):
     def require_node(self) -> None:
         """Raise NodeDiedError if the process that supervises the session is gone.
 
-        The node itself is checked, so the result is correct even if a worker's death is noticed before the
-        node's death.
+        The method checks the node itself. So the result is correct even if this process notices a worker's
+        death before the node's death.
         """
 
     def submit(self, spec: specs.TaskSpec) -> list[ObjectRef[Any]]:
@@ -190,8 +190,8 @@ class Engine(Protocol):
     def lending(self) -> AbstractContextManager[None]:
         """Return a context manager for code that waits for the effect of further calls.
 
-        The further calls may use the CPUs of the waiting call. Ray lends the CPUs only while a
-        call waits for references.
+        The further calls may use the CPUs of the waiting code. On Ray, they may use these CPUs only while the
+        code waits for references.
         """
 
     def reserve(self, bundles: Sequence[Bundle], strategy: str, name: str, detached: bool) -> int:

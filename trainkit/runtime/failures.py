@@ -54,8 +54,8 @@ def user_frames(error: BaseException) -> bool:
 def kept(frames: Sequence[traceback.FrameSummary], error: BaseException) -> list[traceback.FrameSummary]:
     """Return the frames of a traceback to show, which are the frames outside trainkit and PyTorch's wrappers.
 
-    If trainkit or a wrapper raised the error, the frames after the last such frame are also shown. Such
-    frames are left out for errors of trainkit, whose message is sufficient.
+    If code of trainkit or of a wrapper raised the error, the frames after the user's last frame are also
+    shown. For trainkit's own error classes, these frames are left out, as the message is sufficient.
     """
     foreign = [
         place

@@ -116,8 +116,8 @@ def make_room(bundles: Sequence[Bundle], existing: Bundle, what: str) -> None:
 
 
 def _in_the_way(bundles: Sequence[Bundle], existing: Bundle) -> list[Holding]:
-    """Return the holdings of this program that block the request even if all other
-    programs free their resources.
+    """Return the holdings of this program that block the request even if all other programs free their
+    resources.
     """
     _holdings[:] = [holding for holding in _holdings if holding.owner() is not None]
     held = [(holding, amounts) for holding in _holdings if (amounts := holding.amounts())]
@@ -167,7 +167,7 @@ def _is_being_replaced(owner: Any) -> bool:
 def _names(namespace: Mapping[str, Any], owner: Any) -> list[str]:
     """Return the names that refer to `owner`, without names of a notebook's history, such as `_12`.
 
-    The code is a loop because a comprehension would keep a further reference to `owner` in a cell.
+    The code is a loop because a comprehension would keep a further reference to `owner`.
     """
     names = []
     for name, value in list(namespace.items()):

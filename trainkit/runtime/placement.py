@@ -243,8 +243,8 @@ Place = tuple[Ledger, Sequence[Hold]]
 
 
 def is_in_reach(waiting: Demand, places: Iterable[Place], now: float) -> bool:
-    """Return True if the request `waiting` would fit when all reservations that are
-    expected to end have ended.
+    """Return True if the request `waiting` would fit when all reservations that are expected to end have
+    ended.
 
     A task is expected to end while its age is below one minute or below half of the request's wait. An
     actor or a group is expected to end while its age is below ten minutes and below half of the
@@ -386,7 +386,8 @@ class Wait:
     """Explanation of a request's wait.
 
     Attributes:
-        lacking: names of resources that are missing in at least one room that could serve the request.
+        lacking: names of resources that are missing in at least one `Room` (machine or bundle) that could
+            serve the request.
         holders: descriptions of the users of the missing resources.
         reasons: sentences that explain the wait completely.
     """

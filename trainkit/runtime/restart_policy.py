@@ -15,7 +15,7 @@ _LONGEST_DELAY_S = 0.2
 
 
 def lost_text(how: str) -> str:
-    """Return the message for a lost session. `how` describes how the session's node ended, or is ""."""
+    """Return the message for a lost session. `how` says how the session's node ended; "" if unknown."""
     return f"the runtime's node died ({how})" if how else "the runtime's node died"
 
 
@@ -52,7 +52,7 @@ def should_retry(exit_: ExitRecord, retries_left: int) -> bool:
 
 
 def retries_on(error: BaseException | None, kinds: RetriedKinds) -> bool:
-    """Return True if a call that raised `error` is retried while retries are left.
+    """Return True if a call that raised `error` should be retried, provided that retries are left.
 
     Args:
         error: the exception; None if nothing was raised.

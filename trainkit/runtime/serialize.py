@@ -208,8 +208,8 @@ def is_plain(value: Any, depth: int = _PLAIN_DEPTH) -> bool:
 
 
 def lasting(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return small arguments in a form that later changes don't affect: a tuple of
-    immutable values, or a pickle.
+    """Return small arguments in a form that later changes don't affect: a tuple of immutable values, or a
+    pickle.
 
     Return None for any other arguments.
     """
@@ -484,7 +484,8 @@ def _register_types() -> None:
 
 
 def _reduce_proxy(_: _Pickler, proxy: Any) -> Any:
-    # A worker is not a child of this process, so the authentication key is sent to it, as to a spawned child.
+    # A worker is not a child of this process, so it does not inherit the authentication key. The key is sent
+    # to it, as to a spawned child.
     from multiprocessing import context
 
     before = context.get_spawning_popen()
@@ -535,8 +536,8 @@ def _reduce_tensor(pickler: _Pickler, tensor: Any) -> Any:
 def _load_tensor(buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool) -> Any:
     import torch
 
-    # A memory mapping belongs only to this reader, so the tensor may use it. Other memory is shared with
-    # later readers, so the tensor gets a copy.
+    # If the memory is a mapping, it belongs only to this reader, so the tensor may use it. Any other memory
+    # is shared with later readers, so the tensor gets a copy.
     own = buffer if isinstance(getattr(buffer, "obj", None), mmap.mmap) else bytearray(buffer)
     tensor = torch.frombuffer(own, dtype=torch.uint8).view(dtype).reshape(shape)
     return tensor.requires_grad_() if requires_grad else tensor

@@ -43,7 +43,7 @@ _at_end: list[weakref.WeakMethod[Callable[[], None]]] = []
 _before_end: list[Callable[[], None]] = []
 
 PARKED_S = 300.0
-"""Seconds for which a search's session is kept for the next search; joblib's workers wait as long."""
+"""Seconds for which a search's session is kept for the next search. joblib keeps its workers as long."""
 
 
 class _Parked(NamedTuple):
@@ -115,7 +115,7 @@ def begin(name: str, spec: SessionSpec) -> Engine:
             _tell_of_no_effect(name, spec.extra)
             # Parked sessions are compared by their settings, so settings without effect are left out.
             spec = replace(spec, extra={})
-        sigterm = signals.is_default()  # this is checked first, as the Ray engine installs its own handler
+        sigterm = signals.is_default()  # checked before the Ray engine installs its own SIGTERM handler
         found = _unpark(name, spec)
         if found is None:
             shutdown()

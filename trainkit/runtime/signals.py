@@ -43,11 +43,11 @@ class _State:
     notice = ""
     """Path of the file that tells this session's processes of a signal; "" without a session."""
     is_polled = False
-    """True if the program asks for signals, so that the first signal does not raise."""
+    """True if the program calls `is_preempted`, so that the first signal raises no exception."""
     leads = False
-    """True in a program with a session and in workers: processes of pools and loaders ignore signals."""
+    """True in a program with a session and its workers, whose processes of pools and loaders ignore signals."""
     has_stopped = False
-    """True once the time to stop before the end of the job has come, which happens once."""
+    """True once `stop_before_s` has ended the program, which happens at most once."""
 
 
 _masks = threading.local()
@@ -55,7 +55,7 @@ _masks = threading.local()
 
 
 def configure(settings: PreemptSettings) -> None:
-    """Set the settings for later calls of `take_over`, in place of the environment's settings."""
+    """Store settings for later calls of `take_over`, which override the environment variables."""
     _State.settings = settings
 
 
@@ -76,7 +76,7 @@ def _may_set_handlers() -> bool:
 
 
 def take_over(sigterm: bool = True) -> None:
-    """End this program cleanly on signals, and at its time to stop, until `give_back` is called.
+    """End this program cleanly on signals and before the end of the job, until `give_back` is called.
 
     This function has no effect outside the main thread.
 
@@ -110,20 +110,20 @@ def _stop() -> None:
 _NOTICE = "preempted"
 """File in the session's folder that exists once a signal has announced the end of the job."""
 _NO_NOTICE = "not_preempted"
-"""Name of the file before the signal. To rename a file takes no descriptor and no space."""
+"""Name of the file before the signal arrives. Renaming the file needs no descriptor and no disk space."""
 
 
 def tell_session(folder: Path) -> None:
     """Let `is_preempted` be True in the processes of the session with this folder, once a signal arrives."""
     _State.notice = str(folder / _NOTICE)
     (folder / _NO_NOTICE).touch(0o600)
-    (folder / _NOTICE).unlink(missing_ok=True)  # a parked session may have an earlier notice
+    (folder / _NOTICE).unlink(missing_ok=True)  # a parked session may have the file of an earlier signal
 
 
 def announce() -> None:
-    """Tell the session's processes of a signal."""
-    # The file is missing after a first signal, and once the session has ended. In a handler, no error
-    # of the file system may replace the end of the program.
+    """Report a signal to the session's processes."""
+    # The file is missing if a signal was reported before, or if the session has ended. Any other error of the
+    # file system is also ignored, as an error in this handler must not replace the program's clean end.
     with contextlib.suppress(OSError):
         if _State.notice:
             os.rename(os.path.join(os.path.dirname(_State.notice), _NO_NOTICE), _State.notice)
@@ -148,7 +148,7 @@ def is_preempted() -> bool:
 def give_back() -> None:
     """Restore the default effect of signals, unless another handler has been installed since.
 
-    A program that asks for signals keeps its handlers.
+    A program that calls `is_preempted` keeps its handlers.
     """
     if not _State.is_polled:
         _give_back()
@@ -226,7 +226,7 @@ def _has_signal(pid: int | str, key: bytes, number: int) -> bool:
 def serve_program() -> None:
     """End this worker at a SIGTERM that only this worker received.
 
-    A SIGTERM to the whole job is left to the program, and so are the other signals.
+    The program decides about all other signals, and about a SIGTERM that the whole job received.
     """
     _watch_forks()
     _lead_children()
@@ -238,7 +238,7 @@ def serve_program() -> None:
 
 
 def restore_defaults() -> None:
-    """Let signals act on this worker as on a program of its own."""
+    """Let signals act on this worker as on an independent program."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in NUMBERS:
         signal.signal(number, signal.SIG_DFL)
@@ -285,8 +285,8 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    # Garbage of the parent may need threads that a fork does not copy, such as a process group's. To collect
-    # it in the child would crash, as in a loader's process after a failed step.
+    # Garbage of the parent may need threads that a fork does not copy, such as a process group's. Collecting
+    # this garbage would crash the child, for example a loader's process that is forked after a failed step.
     gc.freeze()
     # A child that user code forks has no session. Signals must end the child at once, because a Python
     # handler may never run in the child. Signals are blocked until the default handlers are set.
@@ -308,13 +308,12 @@ _LED = frozenset(
         "torchdata.stateful_dataloader.worker",
     }
 )
-"""Modules whose processes have no end of their own: their parent ends them, and they notice its death."""
-
+"""Modules whose processes end only when their parent ends them, or when they notice its death."""
 
 _END_LED = getattr(signal, "SIGRTMAX", signal.SIGTERM) - 2
 """Signal that follows the SIGTERM of `Process.terminate`, so that it differs from a SIGTERM to the job."""
 _PARENT_S = 1.0
-"""Seconds between two looks of a process whether its parent is alive."""
+"""Seconds between two checks of a process that its parent is alive."""
 
 
 class _LedTarget:
@@ -329,9 +328,9 @@ class _LedTarget:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         _signal.pthread_sigmask(_signal.SIG_BLOCK, (_END_LED,))
-        # A thread, as processes that are forked hold open each other's pipes to the parent.
+        # A pipe would not show the parent's end, as forked processes keep each other's pipes to it open.
         threading.Thread(target=_watch_parent, name="trainkit-parent", daemon=True).start()
-        # torch sets a handler of its own for SIGTERM, by a function that its processes call first.
+        # torch's processes first call a function that sets torch's own handler for SIGTERM.
         torch: Any = sys.modules.get("torch.utils.data._utils.signal_handling")
         if torch is None or "torch" not in self._target.__module__:
             _ignore_all()
@@ -369,8 +368,8 @@ def _ignore_all(set_others: Callable[[], None] = lambda: None) -> None:
 def _lead_children() -> None:
     """Let processes that modules of `_LED` start ignore the signals of a job.
 
-    `multiprocessing` has no hook for this, so `Process.start` and `Process.terminate` are replaced. Only
-    Linux has what this needs.
+    `multiprocessing` has no hook for this, so `Process.start` and `Process.terminate` are replaced. The
+    replacements work only on Linux.
     """
     if sys.platform != "linux":
         return
@@ -466,7 +465,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 _SIGINT = int(signal.SIGINT)
 _signal: Any = importlib.import_module("_signal")
-"""Functions that `signal` wraps. Without the wrapper's enums, a wait is some microseconds shorter."""
+"""Functions that `signal` wraps. The wrappers make enums, which costs some microseconds in each wait."""
 
 _LOOK_MS = 500
 """Interval at which a wait lets Python check for signals, as signals to other threads don't end a wait."""

@@ -138,12 +138,14 @@ class Placement:
 
 
 STREAMING = -1
-"""Special value of `num_returns` for as many results as the function
-yields, one by one through a generator.
+"""Special value of `num_returns`: the call has as many results as the function yields, and returns them one
+by one through a generator.
 """
 
 DYNAMIC = -2
-"""Special value of `num_returns` for one result, which is a generator of references to the yielded values."""
+"""Special value of `num_returns`: the call has one result, which is a generator of references to the yielded
+values.
+"""
 
 
 @dataclass(slots=True)

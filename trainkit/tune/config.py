@@ -50,13 +50,14 @@ DEFAULT_LOGGERS = tuple(name for name in ("json", "csv", "tensorboard") if name 
 
 
 @named_settings
-@dataclass(unsafe_hash=True)  # users put settings into dictionaries and defaults, which need a hash
+# users put settings into keys of dictionaries and defaults of dataclasses, which must be hashable
+@dataclass(unsafe_hash=True)
 class TuneConfig(Settings):
     """Settings of the search: metric, searcher, scheduler, number of trials.
 
     Args:
-        mode: "min" or "max", or a list with one entry for each of several metrics. None is allowed with a
-            metric only if neither the searcher, the scheduler nor `get_best_result()` needs a direction.
+        mode: "min" or "max", or a list with one entry for each of several metrics. A metric with mode=None is
+            allowed only if neither the searcher, the scheduler nor `get_best_result()` needs a direction.
         metric: name of the reported value to optimise, such as "eval/accuracy", or a list of names.
         search_alg: searcher that suggests configurations, or its name; default: grid and random search.
         scheduler: scheduler that stops trials early, or its name; default: no scheduler.
@@ -68,8 +69,8 @@ class TuneConfig(Settings):
             at its next report. A trial that does not report is interrupted after half of the grace time
             $TRAINKIT_STOP_GRACE_S (default 5 seconds), and killed after the whole grace time.
         reuse_actors: True: a new trial runs in the process of an ended trial, instead of a new process.
-            Thousands of short trials then take only a fraction of the time. A trial sees global state that
-            earlier trials left in the process.
+            Thousands of short trials then take only a fraction of the time, but a trial sees global state
+            that earlier trials left in the process.
         trial_name_creator: function that receives a `Trial` and returns its name.
         trial_dirname_creator: function that receives a `Trial` and returns the name of its folder.
         seed: seed of searcher, scheduler and trials; None: a random seed, stored in the experiment file.
@@ -121,7 +122,8 @@ class TuneConfig(Settings):
         require_whole("seed", self.seed, 0, optional=True)
         for name in ("reuse_actors", "allow_duplicates", "strict_metric_checking"):
             require_one_of(name, getattr(self, name), (True, False, None))
-        for name in ("num_samples", "max_concurrent_trials", "seed"):  # A NumPy integer becomes an int here.
+        # This line turns a NumPy integer into an int.
+        for name in ("num_samples", "max_concurrent_trials", "seed"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else int(value))
         if isinstance(self.search_alg, str):
@@ -153,7 +155,8 @@ class TuneConfig(Settings):
 
 
 @named_settings
-@dataclass(unsafe_hash=True)  # users put settings into dictionaries and defaults, which need a hash
+# users put settings into keys of dictionaries and defaults of dataclasses, which must be hashable
+@dataclass(unsafe_hash=True)
 class RunConfig(Settings):
     """Settings of a run: storage folder, stop rules, checkpoints, loggers and callbacks.
 
@@ -162,9 +165,7 @@ class RunConfig(Settings):
         storage_path: folder for experiments; None: $TRAINKIT_RESULTS_DIR or ~/trainkit_results. With an
             address such as "s3://bucket/experiments", the experiment is kept in the default local folder and
             copied to the address while it runs.
-        storage_filesystem: an fsspec file system for `storage_path`, or a `tune.syncer.Syncer`; with a
-            Syncer, existing experiments at the address are not detected. None: the local file system, or the
-            file system of the address.
+        with a Syncer, existing experiments at the address are not detected.
         failure_config: policy for failed trials.
         checkpoint_config: rules for saving and keeping checkpoints.
         sync_config: settings of the copy at the address of `storage_path`.

@@ -24,7 +24,7 @@ _KEPT_IDLE = 2
 
 
 class Callbacks:
-    """Threads that run callbacks for a thread that must not block, such as the background thread.
+    """Threads that run callbacks in place of a thread that must not block, such as the background thread.
 
     One thread runs the callbacks in order, and a second thread stands by. The standby thread joins in when
     the running callbacks seem blocked, perhaps by each other, because no callback has begun for a while. The

@@ -32,8 +32,8 @@ _BUILT_IN: Mapping[str, Callable[..., Any]] = {
 BUILT_IN: Mapping[str, specs.MethodSpec] = {
     name: specs.MethodSpec(arity=specs.arity_of(function, bound=True)) for name, function in _BUILT_IN.items()
 }
-"""Built-in methods of every actor, which check that the actor runs, call a function with the actor's
-object, and end the actor.
+"""Built-in methods of every actor. They check that the actor runs, call a function with the actor's object,
+and end the actor.
 """
 
 

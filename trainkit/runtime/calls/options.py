@@ -136,7 +136,7 @@ def has_async_init(cls: Any) -> bool:
 
 
 def interface_of(cls: type, label: str) -> specs.Interface:
-    """Return the interface of `cls` for handles of its actors."""
+    """Return the name and the methods of `cls`, for handles of its actors."""
     methods = {}
     is_async = has_async_init(cls)
     for name, function in inspect.getmembers(cls, callable):

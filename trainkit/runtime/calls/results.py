@@ -25,8 +25,8 @@ def split_results(result: Any, num_returns: int, where: str) -> Iterable[Any]:
     A generator runs only as values are taken, so its first values exist even if it raises an error later.
 
     Raises:
-        ResultCountError: `result` has a different number of values. For an iterator, the error is raised
-            during iteration.
+        ResultCountError: `result` does not have exactly `num_returns` values. If `result` is an iterator, the
+            error is raised during iteration.
     """
     if num_returns == 1:
         return (result,)

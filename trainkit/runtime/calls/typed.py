@@ -1,7 +1,7 @@
 """Types of remote functions, actor classes and methods, for type checkers only.
 
 A call's arguments are checked like those of the plain call. Each of the first eight positional arguments may
-also be a reference to a value of its type. The type of the result is that of the referenced value: the
+also be a reference to a value of its type. The result has the type of the referenced value, which is the
 awaited value of an `async def`, or the yielded values of a generator. The types work as follows:
 
 - `Remote[F]` has a function type as its parameter. `F` has the parameters of the call, and returns the result
@@ -12,9 +12,9 @@ awaited value of an `async def`, or the yielded values of a generator. The types
   but remote". An unmarked method of a handle has no `.remote` for a type checker: mark the method, or declare
   the handle as `Any`.
 
-Types do not cover everything. `num_returns` changes the result of a call, which type checkers do not know:
-they let the result be unpacked into values of type `Any`. They refuse a reference as a keyword argument. They
-do not check a function that returns `Any`, and mypy checks no generic function. For mypy, which ignores class
+Types do not cover everything. Type checkers do not know that `num_returns` changes the result of a call, and
+let the result be unpacked into values of type `Any`. They refuse a reference as a keyword argument. They do
+not check a function that returns `Any`, and mypy checks no generic function. For mypy, which ignores class
 decorators, write `RemoteCounter = trainkit.remote(Counter)`.
 """
 

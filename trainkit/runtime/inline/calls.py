@@ -27,7 +27,7 @@ from trainkit.runtime.session import inside
 T = TypeVar("T")
 
 _DEAD_KEPT = 1000
-"""Maximum number of ended actors in the listing."""
+"""Maximum number of ended actors in the state listing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +40,8 @@ class CallFrame:
         number: number of the call; None if no call is running.
         life: instance of the actor whose method is called; None for a task.
         actor: actor to which the instance belongs; None for a task.
-        given: name to show instead of the call's default name, for constructors and for
-            calls that the user has named.
+        given: name to show instead of the call's default name, for constructors and for calls that the user
+            has named.
     """
 
     name: str
@@ -73,7 +73,8 @@ class CallFrame:
     def leave(self) -> None:
         """Free the resources and the event loop of a task.
 
-        A call of an actor's method frees nothing, as the actor keeps its resources. Call this only once.
+        A call of an actor's method frees nothing, as the actor keeps its resources. This method must be
+        called only once.
         """
         if self.life is None:
             self.place.give_back()
@@ -231,7 +232,7 @@ def is_retried(outcome: Outcome, spec: specs.TaskSpec | specs.MethodSpec) -> boo
 
 
 def packed_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Packed:
-    """Return a packed copy of the arguments in their current state."""
+    """Return a packed copy of the arguments, which later changes do not affect."""
     return pack((args, dict(kwargs)), f"the arguments of {name}").owned()
 
 
@@ -386,7 +387,8 @@ class InlineActor(Uncopied):
         self._let_go(present)
 
     def _let_go(self, life: ActorInstance) -> None:
-        if life.calls == 0:  # otherwise the last running call releases the instance when it ends
+        # if calls of the instance are running, the last one releases the instance when it ends
+        if life.calls == 0:
             # The user's cleanup code runs here, so it needs the actor's frame.
             with self._caller.entered(self.frame(self.name, None, life)):
                 life.loop.close()

@@ -102,7 +102,7 @@ class InlineEngine:
             "logs": list,  # calls print to the program's own output, not to log files
             "objects": lambda: [_object(ref) for ref in list(self._large)],
             "placement_groups": self._places.rows,
-            "requests": list,  # nothing waits
+            "requests": list,  # calls of this engine run at once, so no request ever waits
         }
 
     def require_usable(self) -> None:
@@ -261,7 +261,10 @@ class InlineEngine:
     def _results(
         self, frame: calls.CallFrame, outcome: calls.Outcome, num_returns: int, group: str | None = None
     ) -> list[ObjectRef[Any]]:
-        """Return the references of a call. The call's frame is left here, or when the call's stream ends."""
+        """Return the references of a call.
+
+        Release the call's frame now, or for a streaming call when its stream ends.
+        """
         of_actor = frame.life is not None
 
         def new_ref(packed: Packed, is_failure: bool) -> InlineRef:

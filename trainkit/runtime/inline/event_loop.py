@@ -28,7 +28,7 @@ _stack = _Stack()
 
 
 def running_frames() -> tuple[Any, ...]:
-    """Return the frames of the calls that run this code, the innermost last."""
+    """Return the contexts (`CallFrame`) of the nested calls that run this code, innermost call last."""
     return _stack.frames
 
 
@@ -44,14 +44,14 @@ def standing_in(inside: tuple[Any, ...]) -> Iterator[None]:
 
 
 _open: set[asyncio.Runner] = set()
-"""Open runners.
+"""Open event loops.
 
 The references in this set keep the garbage collector from ending a loop before its actor closes it.
 """
 
 
 class _Stuck(Exception):
-    """Error for an event loop that nothing can ever wake."""
+    """Error for an event loop that waits forever, as nothing can wake it."""
 
 
 class _Selector(selectors.DefaultSelector):
@@ -166,7 +166,7 @@ def _in_running_loop() -> bool:
 
 
 def _beside(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
-    """Run `work` in another thread and return its result. At Ctrl-C, call `interrupt`."""
+    """Run `work` in another thread and return its result. If Ctrl-C arrives meanwhile, call `interrupt`."""
     done: Future[T] = Future()
     inside = running_frames()
 

@@ -26,8 +26,8 @@ class ResourceShare:
 
     Attributes:
         allocation: the resources.
-        ledger: ledger to which the resources return; None if they were not free, and
-            are shared with other users.
+        ledger: ledger to which the resources return; None if the resources were not free, so that other calls
+            share them.
     """
 
     allocation: Allocation = field(default_factory=Allocation)

@@ -151,7 +151,9 @@ class InlineStream(ObjectRefGenerator[Any]):
         The last reference of the stream raises `error`, or TaskCancelledError if `error` is None.
         """
         self._cancelled = True
-        if self._over or self._stepping:  # a running step ends the generator when the step is done
+        # while a step of the generator runs in another thread, the generator can't be closed; the step closes
+        # it when the step is done
+        if self._over or self._stepping:
             return
         outcome = self._run(self._close)
         if outcome.failure is None:

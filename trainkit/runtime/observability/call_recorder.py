@@ -59,8 +59,8 @@ class CallRecorder:
         path = folder / FOLDER / f"{worker_id}.jsonl"
         path.parent.mkdir(mode=0o700, exist_ok=True)
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        # The file is closed with this object, as a program may start several sessions, but not at exit,
-        # when calls may still run.
+        # The file is closed when this object is released, as a program may start several sessions. The file
+        # is not closed at exit, when calls may still run.
         weakref.finalize(self, os.close, self._fd).atexit = False
         self._worker_id = worker_id
         self._left = MAX_CALLS
@@ -104,7 +104,7 @@ class CallRecorder:
         try:
             if os.write(self._fd, line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:  # the call itself succeeded
+        except OSError as error:  # the record can't be written, but the call itself succeeded
             self._left = 0
             _tell_unrecorded(error)
 

@@ -31,8 +31,8 @@ class Callback:
     `on_trial_result` adds to its argument `result` are stored with the report.
 
     Attributes:
-        _refresh_s: maximum seconds between two calls of `on_step_end` while no event occurs; None: no such
-            calls.
+        _refresh_s: maximum seconds between two calls of `on_step_end` while no event occurs; None:
+            `on_step_end` is called only after events.
         _given_as: name from which a restore creates the callback again; None: the callback was passed as an
             object.
     """
@@ -84,7 +84,7 @@ class Callback:
         """Called when a trial has ended without failing, by itself or by a stop."""
 
     def on_trial_recover(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        """Called when a trial has failed and will run again; `info["failure"]` is the reason."""
+        """`info["failure"]` is the reason."""
 
     def on_trial_error(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
         """Called when a trial has failed for good; `trial.failure` is the reason."""
@@ -104,15 +104,15 @@ class Callback:
         checkpoint: SavedCheckpoint,
         **info: Any,
     ) -> None:
-        """Called when a checkpoint was committed."""
+        """Called when a trial's checkpoint was committed to the experiment's file."""
 
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
         """Called when the experiment has ended or was interrupted.
 
-        `info` contains the keys of `on_step_end` and three more keys. `ending` is the reason for an early
-        end, or '' if all trials have ended. `in_order` is False if trials were cut off, for example by a
-        second Ctrl-C. The callback should then return quickly. `say` is a function that prints a line if the
-        callback has to wait; with verbose=0, `say` prints nothing.
+        `info` contains the keys that `on_step_end` gets, and three more keys. `ending` is the reason for an
+        early end, or '' if all trials have ended. `in_order` is False if trials were cut off, for example by
+        a second Ctrl-C. The callback should then return quickly. `say` is a function that prints a line if
+        the callback has to wait; with verbose=0, `say` prints nothing.
         """
 
     def get_state(self) -> dict[str, Any] | None:

@@ -34,7 +34,10 @@ logger = logging.getLogger("trainkit.tune")
 REFRESH_S = 0.5
 """Seconds between two updates of the progress block in a terminal or a notebook."""
 SUMMARY_S = 30.0
-"""Seconds between two summary lines if no progress block is shown; doubled while no trial ends."""
+"""Seconds between two summary lines if no progress block is shown.
+
+The interval doubles while no trial ends.
+"""
 MAX_LINES = 100
 """Maximum number of lines about finished trials, of lines about failed trials, and of lines about retries."""
 MAX_TRACEBACKS = 5
@@ -150,7 +153,7 @@ class ConsoleCallback(Callback):
             say(failed)
 
     def _summary(self, trials: Sequence[Trial], info: Mapping[str, Any]) -> None:
-        """Print a summary line about all trials, at most as often as the experiment has trials."""
+        """Print a summary line about all trials. The number of such lines is at most the number of trials."""
         lines = self._table(trials, info).lines
         since, self._ended = self._progress.ended - self._ended, self._progress.ended
         self._summary_s = SUMMARY_S if since else 2 * self._summary_s

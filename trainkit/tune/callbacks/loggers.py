@@ -18,9 +18,12 @@ from trainkit.tune.space.serialization import encode_config
 from trainkit.tune.store.reader import ExperimentReader
 
 _SMALL = 16_384
-"""Number of bytes that the first read of a log requests; the file ends there if the read returns fewer."""
+"""Number of bytes that the first read of a log requests.
+
+If the read returns fewer bytes, it has reached the end of the file.
+"""
 FLUSH_S = 1.0
-"""Maximum delay of a log in seconds while a trial runs; the log of an ended trial is complete."""
+"""Maximum seconds by which a log lags behind while its trial runs. The log of an ended trial is complete."""
 MAX_KEPT = 5_000
 """Maximum number of buffered results of all trials together."""
 
@@ -221,7 +224,8 @@ class CSVLoggerCallback(FileLoggerCallback):
                 csv.writer(file).writerows([columns, *lines] if more else lines)
         if late:
             _widen(path, columns, rows)
-        # The columns are stored last, so that after an error the next call reads the header from the file.
+        # The column names are stored last. After an error, the next call thus reads them from the header of
+        # the file.
         self._columns[trial.trial_id] = columns
 
     def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
@@ -293,8 +297,10 @@ class JsonLoggerCallback(FileLoggerCallback):
     def __init__(self) -> None:
         super().__init__()
         self._empty: set[str] = set()
-        """Ids of trials without a result.json. The file is created late, as this takes as long as writing ten
-        lines."""
+        """Ids of trials without a result.json.
+
+        The file is created only with the first result, as creating it takes as long as writing ten lines.
+        """
 
     def log_trial_start(self, trial: Trial) -> None:
         (self.trial_dir(trial) / "params.json").write_text(encode_config(trial.config))

@@ -95,8 +95,9 @@ def add_checkpoint(
 def drop_checkpoints(step: ev.Step, policy: CheckpointConfig, trial: Trial, *, running: bool) -> None:
     """Drop the checkpoints that the policy does not keep; their folders are deleted after the commit.
 
-    No checkpoint is dropped until a report has the value that ranks checkpoints, because the setting with the
-    value's name may be misspelt. A checkpoint that is offered to another trial is dropped after its copy.
+    No checkpoint is dropped until a report has the value that ranks checkpoints, because
+    `checkpoint_score_attribute` may be misspelt. A checkpoint that is offered to another trial is dropped
+    after its copy.
     """
     name = policy.checkpoint_score_attribute
     unknown = name is not None and lookup(trial.last_result, name) is None

@@ -85,7 +85,7 @@ class Controller:
     ) -> None:
         self._owed = owed or {}
         self.refused_total = False
-        """True if the scheduler has rejected this run's number of trials."""
+        """True if the scheduler has refused to work with the number of trials of this run."""
         self.ledger = ledger
         self.trials = list(trials)
         by_id = {trial.trial_id: trial for trial in self.trials}
@@ -313,7 +313,7 @@ def _nobody_comes(state: ControllerState, time: float) -> bool:
 
 def _let_paused_go(state: ControllerState, time: float, reason: str) -> None:
     for trial in [trial for trial in state.trials if trial.status is TrialStatus.PAUSED]:
-        # A trial's end may already have ended other trials of this loop; for such trials the call returns
+        # The end of an earlier trial in this loop may already have ended this trial. The call then returns
         # False.
         if paused.forget_pause(state, trial):
             words = guarded(state, time, paused.why_not_chosen, state, trial)
@@ -332,7 +332,10 @@ def _on_callback_raised(state: ControllerState, event: ev.CallbackRaised) -> Non
 
 
 def _on_session_lost(state: ControllerState, event: ev.SessionLost) -> None:
-    """Move the experiment to a new session after the loss of its node, which no trial counts as a failure."""
+    """Move the experiment to a new session after the loss of its node.
+
+    The loss does not count as a failure of any trial.
+    """
     state.step.records.append(ev.Noted(event.time, ev.SESSION_LOST, event.problem))
     if event.by:
         end_experiment(state, Ending(f"stopped by {event.by}", resumable=True), event.time)

@@ -77,8 +77,8 @@ def _decision(state: ControllerState, result: dict[str, Any], event: ev.Reported
     if reached is None and says_done:
         reached = {"stop": "reported done=True"}
     if reached is not None:
-        # A stop rule overrides the scheduler's decision. A takeover of a donor's state is then cancelled, so
-        # the decision's facts only say what the stop replaced.
+        # A stop rule overrides the scheduler's decision, and cancels a takeover of a donor's state. The facts
+        # of the scheduler's decision are kept only to show what the stop replaced.
         facts = {"instead_of": decision.reason} if decision.donors else decision.reason
         return Decision(Verdict.STOP, {**facts, **reached})
     return decision

@@ -108,8 +108,8 @@ def carry_out(state: ControllerState, trial: Trial, decision: Decision, time: fl
 def plan_pause(state: ControllerState, active: ActiveAttempt, decision: Decision) -> None:
     """Set the decision that takes effect once the trial's process has ended.
 
-    The process may end late, and by then a donor may have trained further. Because the scheduler judged the
-    donor's present state, the trial takes over this state, whenever its process ends.
+    The trial takes over the donor's present state, because the scheduler judged this state. The trial's
+    process may end late, when the donor has already trained further.
     """
     withdraw(state, active.trial, active.pause)
     active.pause = decision

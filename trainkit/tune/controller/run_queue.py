@@ -36,8 +36,8 @@ def next_trial(state: ControllerState, *, has_room: bool) -> Trial | None:
     if not state.waiting and not state.paused:
         return state.source.next_trial() if has_room else None
     alone = state.waiting.first_alone
-    # An experiment with an unlimited number of trials never becomes idle, so a trial that must run alone is
-    # started as soon as possible.
+    # An experiment with an unlimited number of trials never runs out of other trials, so a trial that must
+    # run alone is started as soon as possible.
     if alone is None or state.source.to_come is not None:
         trial = _sharing(state, has_room=has_room)
         if trial is not None:

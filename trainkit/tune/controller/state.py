@@ -76,7 +76,10 @@ class WaitingTrials:
         self._alone = Line()
         self._by_id: dict[str, Trial] = {}
         self.sharing = Line()
-        """Ids of paused trials, or of pending trials that may run beside others; too many to be copied."""
+        """Ids of paused trials, or of pending trials that may run beside others.
+
+        The ids may be too many to be copied.
+        """
         for trial in trials:
             if trial.status is status:
                 self.add(trial)
@@ -199,7 +202,7 @@ class ControllerState:
         budget_ends: time at which the time budget is spent.
         has_reports: True if any trial has reported.
         none_come: True if the scheduler was notified that no new trials follow.
-        more_by: time at which to start further trials.
+        more_by: time at which the controller starts further trials.
         losses: counter of consecutively lost sessions.
         left_out: keys with unstorable values that stoppers have added to reports.
         begun_anew: iteration at which a trial without a checkpoint was last paused, so that it must restart,

@@ -58,11 +58,10 @@ class ResourceLedger:
                 require_feasible(request.group, self.existing, what=what, **self._words)
 
     def has_room(self) -> bool:
-        """Return True if resources for a trial with the request of an earlier trial are free, or no trial
-        exists.
+        """Return True if a trial like an earlier trial would find free resources, or if no trial exists.
 
-        Otherwise the searcher is not yet asked for a configuration, because a later suggestion can use more
-        reports.
+        If False, the controller does not yet ask the searcher for a configuration, because a later suggestion
+        can use more reports.
         """
         return not self._asked or any(map(self._fits, self._asked.values()))
 

@@ -47,7 +47,8 @@ class Settings:
 
 
 @named_settings
-@dataclass(unsafe_hash=True)  # users put settings into dictionaries and defaults, which need a hash
+# users put settings into keys of dictionaries and defaults of dataclasses, which must be hashable
+@dataclass(unsafe_hash=True)
 class FailureConfig(Settings):
     """Policy for trials that fail.
 
@@ -86,7 +87,8 @@ class FailureConfig(Settings):
 
 
 @named_settings
-@dataclass(unsafe_hash=True)  # users put settings into dictionaries and defaults, which need a hash
+# users put settings into keys of dictionaries and defaults of dataclasses, which must be hashable
+@dataclass(unsafe_hash=True)
 class CheckpointConfig(Settings):
     """Rules for saving and keeping checkpoints.
 
@@ -158,12 +160,14 @@ class Syncer(ABC):
 
 
 @named_settings
-@dataclass(unsafe_hash=True)  # users put settings into dictionaries and defaults, which need a hash
+# users put settings into keys of dictionaries and defaults of dataclasses, which must be hashable
+@dataclass(unsafe_hash=True)
 class SyncConfig(Settings):
     """Settings for copying an experiment to a `storage_path` that is not a local folder.
 
     Args:
-        sync_period: maximum lag of the copy in seconds while the experiment runs, unless uploads take longer.
+        sync_period: maximum seconds by which the copy lags behind a running experiment, unless uploads take
+            longer.
         sync_timeout: seconds that `fit` waits at its end for a complete copy.
         sync_artifacts: True: also copy files that trials write into their folders; False: copy only the
             store, the checkpoints and the files of loggers and console.
@@ -192,7 +196,8 @@ class Resume(StrEnum):
 
 
 @named_settings
-@dataclass(unsafe_hash=True)  # users put settings into dictionaries and defaults, which need a hash
+# users put settings into keys of dictionaries and defaults of dataclasses, which must be hashable
+@dataclass(unsafe_hash=True)
 class ResumeConfig(Settings):
     """Policy that decides for each trial of a restored experiment if the trial runs again.
 

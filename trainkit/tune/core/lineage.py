@@ -94,7 +94,10 @@ def ages(exchanges: Sequence[Exchange]) -> Callable[[str, int], int]:
     shifts: dict[str, list[tuple[int, int]]] = {}
 
     def age(trial_id: str, iteration: int, *, after: bool = False) -> int:
-        """Return the number of reports in the weights; `after` counts an exchange at `iteration`."""
+        """Return the number of reports that trained the weights at `iteration`.
+
+        With `after`, count an exchange at this iteration too.
+        """
         taken = reversed(shifts.get(trial_id, []))
         return iteration + next((shift for since, shift in taken if since < iteration + after), 0)
 

@@ -215,7 +215,8 @@ def best_row(reports: Sequence[Mapping[str, Any]], metric: str, mode: str) -> di
     """Return the earliest report with the best finite `metric`; None if no report has a finite value."""
     sign = -1 if mode == "min" else 1
     rated = [(sign * value, report) for report in reports if is_finite(value := lookup(report, metric))]
-    # Reports are dictionaries, but the type Mapping lets callers pass a list of any kind of them.
+    # Reports are dictionaries. The annotation is Mapping, so that callers can pass lists of any class of
+    # dictionaries.
     return max(rated, key=itemgetter(0))[1] if rated else None  # type: ignore[return-value]
 
 

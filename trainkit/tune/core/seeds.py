@@ -50,7 +50,7 @@ def _of_suggestion(seed: int, index: int, redraw: int) -> SeedSequence:
 
     entropy: Any = (seed, index, redraw) if redraw else (seed, index)
     if seed <= _MOST and index <= _MOST:
-        # NumPy accepts a tuple too, but takes longer to convert it to the same array.
+        # The entropy is a list, because NumPy takes longer to convert a tuple to the same array.
         entropy = numpy.array(entropy, numpy.uint32)
     return numpy.random.SeedSequence(entropy)
 

@@ -58,7 +58,7 @@ class ExperimentRun:
         folder: folder of the experiment.
         resume: rule for resuming the experiment in `folder`; None: a new experiment, so `folder` must not
             contain an experiment.
-        facts: facts that the file of the resumed experiment has stored, such as settings.
+        facts: stored properties of the resumed experiment, such as its seed and settings.
         changes: differences between `space` and the earlier space, as strings.
         address: storage address that the folder is copied to; None: no copy.
         in_memory: True: `folder` contains only files that trials write, and trials create their own folders.
@@ -523,7 +523,10 @@ class ExperimentRun:
 
     @property
     def _space_since(self) -> int:
-        """Index of the first trial from the current space; after a change, larger than existing indexes."""
+        """Index of the first trial that is drawn from the current space.
+
+        If a restore changed the space, all existing trials have smaller indexes.
+        """
         return sys.maxsize if self._changes else self._facts.get("space_since", 0)
 
     def _seed_of_trial(self, index: int) -> int | None:

@@ -27,7 +27,9 @@ _POLICIES: dict[str, Callable[..., Any]] = {
 }
 
 _NOT_KEPT = ("seed", "chdir_to_trial_dir")
-"""Settings of a TuneConfig that are stored elsewhere: the seed as a fact, the other in the RunConfig."""
+"""Settings of a TuneConfig that are stored elsewhere: the seed as a property of the experiment, the folder
+setting in the RunConfig.
+"""
 
 # A restore creates only the objects of these settings from the file. The user must pass all other objects
 # again.
@@ -41,7 +43,9 @@ _MADE_AGAIN: dict[str, tuple[Callable[..., TrialScheduler | Searcher | None], Re
 def new_facts(
     trainable: str, space: Space, tune: TuneConfig, run: RunConfig, address: Address | None, created: float
 ) -> dict[str, Any]:
-    """Return the facts to store about a new experiment. If no seed is given, the facts include a random seed.
+    """Return the properties to store about a new experiment.
+
+    If no seed is given, the facts include a random seed.
 
     Args:
         trainable: name of the trainable.

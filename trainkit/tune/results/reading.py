@@ -1,4 +1,5 @@
-"""Opening of stored experiments for reading, and what their properties say of the objective."""
+"""Functions that open a stored experiment for reading, and that find its objective in its stored properties.
+"""
 
 from __future__ import annotations
 

@@ -64,8 +64,8 @@ class ASHAScheduler(TrialScheduler):
     waiting trial among the rung's floor(n / eta) best scores, and no higher rung has such a trial. Trials
     that still wait when no other trial is left to run end as "not promoted". A search of few trials may then
     end without any trial trained to `max_t`. With finish=True, the best trial of the highest rung then
-    continues until one trial reaches `max_t`. A trial that ended by itself, or by a stop rule, counts as
-    trained to `max_t` if it got further than all waiting trials.
+    continues, until any trial has reached `max_t`. A trial that ended by itself or by a stop rule also counts
+    as trained to `max_t`, if it got further than all waiting trials.
 
     In both forms, NaN never passes a rung. A report that jumps over rungs is judged once, at the highest rung
     reached. No rung judges a trial twice. A report without the metric still ends the trial at `max_t`.

@@ -160,7 +160,8 @@ class Verdict(StrEnum):
 class Donor:
     """Trial whose state a paused trial may take over, and the configuration to resume with.
 
-    The paused trial takes over the donor's latest checkpoint at the decision, even if the donor trains on.
+    The paused trial takes over the checkpoint that is the donor's latest when the decision is made, even if
+    the donor trains on.
     """
 
     trial_id: str
@@ -217,7 +218,7 @@ class TrialScheduler(ABC):
     label: ClassVar[str] = "the scheduler"
     """Name of the scheduler in messages."""
     hears_again: ClassVar[bool] = False
-    """True if the scheduler, which compares trials, must know when a restore runs an ended trial again."""
+    """True if the scheduler must be notified when a restore runs an ended trial again."""
 
     def __init__(
         self, time_attr: str = "training_iteration", metric: str | None = None, mode: str | None = None
@@ -402,7 +403,9 @@ class TrialScheduler(ABC):
         """
 
     def on_no_more_trials(self) -> None:
-        """Handle the end of new trials, for good or until a paused trial resumes; may be called again."""
+        """Handle the state that no new trial follows, for good or until a paused trial resumes; may be called
+        again.
+        """
 
 
 def score_of(value: Any, mode: str | None) -> float:

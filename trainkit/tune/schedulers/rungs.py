@@ -1,8 +1,8 @@
 """Rungs of asynchronous successive halving, and the ranks of the scores on a rung.
 
-Keys (a score with its arrival number) are kept in sorted blocks. So an insertion moves the keys of at most
-one block, and a rank needs only the lengths of the blocks above and one binary search. A block is an array of
-numbers, because a search in ten thousand objects would wait for memory at each step.
+Keys (a score with its arrival number) are kept in sorted blocks. An insertion thus moves the keys of at most
+one block. To find a rank, only the lengths of the better blocks and one binary search are needed. A block is
+an array of numbers, because a search in an array of objects would wait for memory at each step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Ranking:
         self._scores: list[array[float]] = []
         self._arrivals: list[array[int]] = []  # negated arrival number of each score
         self._best: list[Key] = []  # best key of each block
-        self._sizes: list[int] = []  # sizes of blocks; a rank is a sum of these, about 500 for a million keys
+        # sizes of blocks, whose sum gives a rank; a million keys have about 500 blocks
+        self._sizes: list[int] = []
 
     def __len__(self) -> int:
         return sum(self._sizes)

@@ -124,7 +124,7 @@ class Searcher(ABC):
     several: ClassVar[bool] = False
     """True for searchers that accept several objectives."""
     in_units: ClassVar[bool] = False
-    """True for searchers that group trials into units, in which no other trial can replace a trial."""
+    """True for searchers that group trials, if no other trial can replace a trial in its group."""
     _metric: str | None = None
     _mode: str | None = None
     _from_experiment = FromExperiment(Space.of(None))

@@ -17,7 +17,7 @@ from trainkit.tune.space.search_space import Path, Space, choices_of
 from trainkit.tune.space.serialization import holds_opaque
 
 CONSTANT_DRAWS = 1000
-"""Maximum number of draws for a grid with constant draws; if none of them is new, the search ends."""
+"""Maximum number of repeated draws for a grid with constant draws. If no draw is new, the search ends."""
 
 
 class BasicVariantGenerator(Searcher):
@@ -148,8 +148,8 @@ class BasicVariantGenerator(Searcher):
     def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
-        # Later combinations of a grid with constant draws depend on the number of redraws. Only a repeated
-        # suggestion counts the redraws, so a suggestion can't be skipped.
+        # With constant draws, later combinations of a grid depend on the number of redraws. The redraws are
+        # counted only if the suggestion is repeated, so a restore can't skip this suggestion.
         if same_space and (self._presets or self.constant_grid_search or holds_opaque(config)):
             return None
         if self.space.axes and not self._presets:

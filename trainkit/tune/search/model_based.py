@@ -73,7 +73,7 @@ class ModelBasedSearcher(Searcher, Generic[F]):
         """Number of the last rejected suggestion, and the number of rejected attempts at this suggestion."""
         self._drawn = True
         self._offered: tuple[dict[str, Any], Any | None] = {}, None
-        """The last alternative, and its encoding in the model."""
+        """The last configuration that `alternatives` yielded, and its encoding in the model."""
         self._left_out: set[str] = set()
         """Earlier trials that are outside of the space, because the space has changed."""
         self._given: tuple[str | None, str | None, dict[str, Any]] = None, None, {}

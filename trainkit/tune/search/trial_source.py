@@ -174,8 +174,8 @@ class TrialSource:
         added = self.added.number - self.added.left_out
         if total is None or not added:
             return total
-        # A searcher that has an end although `num_samples` is -1 suggests a fixed list, so added
-        # configurations are additional trials.
+        # If a searcher ends although `num_samples` is -1, it suggests a fixed list. Added configurations are
+        # then additional trials.
         beside = self.space.axes or self._searcher.in_units or self.num_samples == -1
         return total + added if beside else total
 

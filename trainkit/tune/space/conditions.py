@@ -73,7 +73,8 @@ def is_there(found: Any) -> bool:
 
 
 class Names:
-    """Lookup of the leaves of a space by the names that conditions use."""
+    """Index that finds the leaves of a space (domains, axes, constants) by the names that conditions contain.
+    """
 
     def __init__(self, leaves: Iterable[Site]) -> None:
         self._by_name: dict[str, list[Site]] = {}

@@ -286,8 +286,8 @@ class _Guarded(Mapping[str, Any]):
 
 
 class _Watch:
-    """Selection of the leaves whose values are enumerated for a count: choices with branches, and leaves that
-    conditions or rules read.
+    """Selection of the leaves whose values are enumerated to count configurations. These leaves are choices
+    with branches, and leaves that conditions or rules read.
 
     Attributes:
         sizes: number of values of each leaf that is not enumerated; None: infinite or too many.

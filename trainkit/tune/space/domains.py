@@ -353,8 +353,8 @@ class Float(_Range):
     def _logs(self) -> tuple[float, float]:
         if self.q is None:
             return math.log(self.lower), math.log(self.upper)
-        # The range extends half a step beyond the first and the last value, so that these receive as many of
-        # the rounded numbers as other values.
+        # The range extends half a step beyond the first and the last value. As many numbers are thus rounded
+        # to these two values as to any other value.
         return math.log(self.steps.first - 0.5), math.log(self.steps.last + 0.5)
 
     @cached_property

@@ -240,7 +240,10 @@ class Grid:
 __all__ = ["Parameter", "Path", "Space", "spell"]
 
 MAX_DRAWS = 10_000
-"""Maximum number of consecutive forbidden draws; after these, the rules are assumed to forbid everything."""
+"""Maximum number of consecutive forbidden draws.
+
+After so many draws, the rules are assumed to forbid everything.
+"""
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,8 +28,10 @@ FOLDER = "commands"
 EVERY_S = 0.5
 _SUFFIX = ".json"
 _FRESH_S = 5.0
-"""Maximum age in seconds of commands that a new owner accepts, as users may give commands during its
-start."""
+"""Maximum age in seconds of commands that a new owner accepts.
+
+Users may give commands while the owner is still starting.
+"""
 MAX_DEPTH = 100
 """Maximum nesting of dictionaries and lists in a command, to protect the owner's stack."""
 
@@ -145,7 +147,8 @@ class Inbox:
                 path.unlink()
             except FileNotFoundError:  # the command was withdrawn
                 continue
-            except OSError as error:  # other commands are still read
+            # one unreadable command must not keep the other commands from being read
+            except OSError as error:
                 logger.warning("the command %s cannot be read: %s", path, error)
                 continue
             try:

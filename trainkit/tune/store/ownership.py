@@ -47,7 +47,8 @@ class Ownership:
 
     def close(self) -> None:
         """Release the lock; its file stays, because another process may wait for the lock."""
-        # Without a pid in the lock file, `owner_of` need not read the list of locks several times.
+        # The pid is removed from the lock file, so that `owner_of` need not read the list of locks several
+        # times.
         os.ftruncate(self._descriptor, 0)
         # The lock is released explicitly, because a forked child may still hold a copy of the descriptor.
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)

@@ -133,7 +133,7 @@ class ExperimentStore:
                     self._writers[type(record)](record)
                 self._connection.execute("COMMIT")
             except BaseException:
-                if self._connection.in_transaction:  # SQLite may already have rolled it back
+                if self._connection.in_transaction:  # SQLite may already have rolled the transaction back
                     self._connection.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:

@@ -37,8 +37,10 @@ WORKSHOP = ".mirror"
 """Subfolder of the experiment's folder for files that are being uploaded; removed when `fit` returns."""
 
 TRIES = 6
-"""Maximum number of rounds that fail at the end; the pauses between these rounds start at 0.1 s and
-double."""
+"""Maximum number of failed rounds at the end of the experiment.
+
+The pauses between these rounds start at 0.1 s and double.
+"""
 
 _WRITTEN_BY_US = re.compile(
     r"params\.json|result\.json|progress\.csv|error\.txt|stdout|stderr|events\.out\.tfevents.*"

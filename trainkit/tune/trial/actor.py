@@ -87,10 +87,11 @@ class FunctionRunner(Runner):
         self._session.checkpoint = checkpoint
 
     def save(self) -> Reply:
-        return reply(self._session.meter.iteration)  # a function itself saves, with its reports
+        # a function saves its checkpoints itself, with its reports
+        return reply(self._session.meter.iteration)
 
     def stop(self, save: bool) -> Reply:
-        del save  # a function itself saves, with its reports
+        del save  # a function saves its checkpoints itself, with its reports
         self._session.stopping = True
         if not self._greenlet:  # the function has not begun and need not begin
             return reply(self._session.meter.iteration, done=True)

@@ -108,7 +108,8 @@ class TrialContext:
         self._refused = ""  # a thread may have ignored the error of its report, so the error is kept
         self._process = os.getpid()
         self._thread = threading.get_ident()
-        self._written: str | None = None  # folder from `checkpoint_dir` for the next report
+        # folder that `checkpoint_dir` yielded, whose files the next report saves
+        self._written: str | None = None
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None) -> None:
         """Pass a report to the driver; return once the report is committed and the trial may continue."""

@@ -26,7 +26,11 @@ logger = logging.getLogger(__name__)
 SEARCH_PATH = "PYTHONPATH"
 
 Moved = list[tuple[str | None, str, str]]
-"""Changes: name of an environment variable, or None for an entry of `sys.path`; new value; old value."""
+"""List of changes.
+
+Each change has the name of an environment variable (None for an entry of `sys.path`), the new value and the
+old value.
+"""
 
 
 @dataclass(frozen=True)

@@ -199,14 +199,17 @@ class Trainable:
         self.load_checkpoint(given_back(folder))
 
     def _take_over(self, trial: TrialSpec) -> bool:
-        """Become another trial's object; return False if `reset_config` requires a new object."""
+        """Let another trial use this object.
+
+        Return False if `reset_config` does not allow this, so that the trial needs a new object.
+        """
         before = self._trial_spec, self.__meter, self.config
         accepted = False
         try:
             self._trial_spec, self.__meter, self.config = trial, ReportMeter(trial), dict(trial.config)
             accepted = bool(self.reset_config(self.config))
         finally:
-            if not accepted:  # the following clean-up belongs to the former trial
+            if not accepted:  # if `reset_config` fails, the clean-up that follows must see the former trial
                 self._trial_spec, self.__meter, self.config = before
         return accepted
 

@@ -139,10 +139,10 @@ class ActorLookup:
     def _ask_for(self, home: str, ask: Callable[[Sequence[Descriptor]], _Answer]) -> Met | messages.NotFound:
         """Connect to an actor in the session with the folder `home`.
 
-        The function `ask` asks the session's node for the actor.
+        The function `ask` sends a request for the actor to that session's node.
 
-        A new connection is made only if this process has no connection to the actor. A busy actor accepts a
-        connection late, and until then the connection uses a descriptor of the node.
+        A new connection is made only if this process has no connection to the actor. The connection uses a
+        descriptor of the node until the actor accepts it, and a busy actor accepts it late.
         """
         answer = ask(())
         if isinstance(answer, messages.NotFound):
@@ -329,7 +329,7 @@ def in_turn(parent: Path) -> Iterator[None]:
     Otherwise two threads could create detached actors with the same name.
 
     Raises:
-        TrainkitError: one other thread has been running the block for 10 s.
+        TrainkitError: another thread has been running the block for 10 s.
     """
     global _turns
     # The folder itself is locked, so that no lock file is left behind. The kernel releases the lock when the

@@ -92,7 +92,8 @@ class SentCall:
         small: method and arguments of a small call, which has no `body`.
         kept: references to the call's results, if the call may be retried; else empty.
         kinds: types of exceptions after which the call is retried; True for any exception.
-        cancelled: True if the call was cancelled after it raised, so that it must not be retried.
+        cancelled: True if the call was cancelled after it raised an exception, so that it must not be
+            retried.
     """
 
     refs: list[int]
@@ -229,7 +230,8 @@ class ActorConnection(CallConnection):
         for ref in call.kept:
             ref.attach(self)
             ref.body = None
-        if call.cancelled:  # checked only now, as later cancellations are sent to the actor's process
+        # the check is made only now, as any later cancellation is sent to the actor's process
+        if call.cancelled:
             self.forget(call.refs)
             reason = f"a call of {self.name} raised an exception and was cancelled before its retry"
             fail(call.kept, TaskCancelledError, reason)

@@ -21,7 +21,10 @@ T = TypeVar("T")
 _CONTESTED_S = 0.001
 _TICK_S = 0.001
 _QUIET_TICKS = 5
-"""Number of ticks without data after which a connection's ticking stops, as restarting it is costly."""
+"""Number of ticks (periodic flushes) without data after which a connection's ticking stops.
+
+The number is above 1, as restarting the ticking is costly.
+"""
 
 END = "end"
 """Reason for `watch`: notice only the end of the connection, as other threads read its data."""
@@ -57,7 +60,9 @@ class BackgroundThread:
         return threading.current_thread() is self._thread
 
     def watch(self, conn: Watched, why: Hashable) -> None:
-        """Read `conn` until it closes, or until `unwatch` was called for each reason `why` that was given."""
+        """Read `conn` until it closes, or until `unwatch` was called for each reason with which `watch` was
+        called.
+        """
         with self._lock:
             reasons = self._watched.setdefault(conn, set())
             if not reasons or reasons == _END_ALONE:

@@ -91,8 +91,8 @@ class Futures:
     ) -> Future[Any]:
         """Return a future of `result(ref)`, which is called in the background thread once `ref` is done.
 
-        To unpack the answer, or to ask the node why the answer is lost, `result` may need locks. The thread
-        that reads the answer may hold these locks, so that thread does not call `result`.
+        `result` may need locks, to unpack the answer or to ask the node why the answer is lost. The thread
+        that reads the answer may hold these locks, so it does not call `result`.
         """
         if future is None:
             from concurrent.futures import Future
@@ -143,7 +143,10 @@ def _running(future: Future[Any]) -> Future[Any]:
 
 
 ENDED = -3
-"""Value of `kind` for the last reference of a stream that has ended, as no further value follows."""
+"""Value of `kind` for the last reference of a stream that has ended.
+
+No value will arrive for this reference.
+"""
 
 
 class StreamRef(LocalRef):

@@ -71,8 +71,8 @@ class NodeProcess:
 def end_leftovers(folder: Path) -> int:
     """Kill the processes of a session whose node has ended, remove its folder, and return the number killed.
 
-    Folders to which the session's folder links are kept if the driver still runs, as the driver may use them
-    in another session.
+    The session's folder contains links to other folders. If the driver still runs, the linked folders are
+    kept, as the driver may use them in another session.
     """
     session = sessions.session_at(folder)
     spared = None
@@ -148,7 +148,7 @@ def _remove_abandoned(parent: Path) -> None:
     """End the remaining processes of sessions whose nodes were killed, and remove the sessions' folders."""
     for folder in sessions.folders(parent):
         session = sessions.session_at(folder)
-        if session is None:  # the session is starting or ending, or was killed while doing so
+        if session is None:  # the session is starting or ending, or was killed while it started or ended
             if not process.marked(str(folder)):
                 process.remove_folder(folder)
         elif not session.alive:

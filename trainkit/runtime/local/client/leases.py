@@ -19,7 +19,10 @@ from trainkit.runtime.restart_policy import RetriedKinds
 from trainkit.runtime.serialize import Packed
 
 AHEAD_S = 0.002
-"""Seconds of work that a worker gets ahead of time, which hide a round trip and delay tasks little."""
+"""Seconds of work that are sent to a worker in advance.
+
+They are long enough to hide a round trip, and short enough to delay tasks little.
+"""
 
 _KNOWN = 64
 """Number of functions that a leased worker is assumed to remember."""
@@ -95,7 +98,10 @@ class Task:
 
     @property
     def is_solitary(self) -> bool:
-        """True if the task must be alone in its worker, so that it is known which task ended the worker."""
+        """True if the task must be alone in its worker.
+
+        If the worker then ends, this task must have ended it.
+        """
         return self.alone or not self.retries_left or bool(self.max_calls) or self.arguments is None
 
     def fail_cancelled(self, when: str) -> None:
@@ -110,10 +116,10 @@ class WorkerLease(CallConnection):
         owing: tasks that were sent and not answered, in the order sent, by the ids of their results.
         wanted_back: True if the lease is returned as soon as all its tasks are answered.
         returned: True once the lease was returned.
-        retiring: True if the lease will be returned after its last answer and its worker will then end,
-            because a function has reached `max_calls`.
-        condemned: True if the worker is being killed because of one task, so that its other tasks are retried
-            without using a retry.
+        retiring: True if a function has reached `max_calls`, so that the lease is returned after its last
+            answer and its worker then ends.
+        condemned: True if the worker is being killed because of one task. Its other tasks then run again
+            without using up a retry.
         blocked: True if the running task waits for other tasks and needs no CPU now.
         runs: number of runs in this worker of each function that has `max_calls`.
     """
@@ -142,7 +148,8 @@ class WorkerLease(CallConnection):
         Several tasks are sent in one frame, so that the worker has all of them when it begins the first task.
         """
         retiring = self.retiring
-        for task in tasks:  # registered before sending, or an early answer would make the lease look idle
+        # the tasks are registered before they are sent, or an early answer would make the lease look idle
+        for task in tasks:
             for ref in task.refs:
                 ref.attach(self)
                 self.owing[ref.id] = task

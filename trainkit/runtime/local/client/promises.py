@@ -2,8 +2,8 @@
 
 A completed reference is sent together with its result. A pending reference is sent as a promise, which is a
 connection over which the reference's owner sends the result later. A process that passes a promise on to a
-third process asks the owner for a further connection. The process that passed the promise on may then end
-before the owner does.
+third process asks the owner for a further connection. After that, the process may end before the owner sends
+the result.
 
     owner ──────promise──────▶ process ──the reference──▶ another process
       ▲ └──────────────────────────│────────promise───────────▲

@@ -59,8 +59,8 @@ def is_own(cls: type) -> bool:
 
 
 PENDING = 0
-LOST = -1  # the answer will never arrive, and the body is a function that returns the error
-ATOM = -2  # the body is the value itself, which is immutable
+LOST = -1  # state LOST: the answer will never arrive, and the body is a function that returns the error
+ATOM = -2  # state ATOM: the body is the value itself, which is immutable
 
 _MOST_CHUNKS = 64
 """Maximum number of chunks that are read from a connection at the end of the session."""

@@ -96,7 +96,8 @@ class TaskPool:
 
         Args:
             task: task whose references have no connection yet.
-            watch: True if a thread may already be waiting for the task without a connection to read.
+            watch: True if a thread may already be waiting for the task, although the task has no connection
+                yet that the thread could read.
         """
         if self._idle:
             with InterruptGuard():  # Ctrl-C must not lose a lease that was just chosen
@@ -147,7 +148,8 @@ class TaskPool:
         while self._idle:
             lease = self._idle.pop()
             if not task.retries_left:
-                lease.try_read()  # if the idle worker has ended, a task without retries would fail in it
+                # an idle worker may have ended unnoticed, and a task without retries would then fail
+                lease.try_read()
             if not lease.closed:
                 return lease
         return None
@@ -280,7 +282,9 @@ class TaskPool:
             self._node.tell(Cancel(lease.worker_id or 0, task.refs[0].id, recursive))
 
     def learn(self, function: int, each_s: float, at_least: bool = False) -> None:
-        """Record that a run of `function` takes `each_s` seconds, or at least that long with `at_least`."""
+        """Record that a run of `function` takes `each_s` seconds; with `at_least`, it takes `each_s` seconds
+        or longer.
+        """
         with self._lock:
             known = self._each_s.pop(function, each_s)
             self._each_s[function] = max(known, each_s) if at_least else (known + each_s) / 2
@@ -346,9 +350,12 @@ class TaskPool:
             lease.returned = True
             self._forget(lease)
         lease.close_when_sent()
-        self._waiter.lend_no_longer()  # this process takes lent CPUs back before the lease's CPUs are free
+        # this process first takes back the CPUs that it has lent, as otherwise other processes would get the
+        # lease's CPUs
+        self._waiter.lend_no_longer()
         self._node.tell(ReturnLease(lease.worker_id or 0, lease.retiring or self._retired))
-        self._ask_or_fail()  # the pool's new requests queue behind the requests that needed this lease
+        # new requests of the pool then wait behind the requests for which this lease is returned
+        self._ask_or_fail()
 
     def _forget(self, lease: WorkerLease) -> None:
         self._busy.discard(lease)

@@ -92,7 +92,7 @@ def await_any(refs: Sequence[LocalRef], timeout_s: float | None, guard: Interrup
 def are_many(refs: Sequence[LocalRef]) -> bool:
     """Return True if `refs` are too many to check all of them after each answer.
 
-    Return False if their answers arrive over many connections, as the background thread would have to poll
+    Also return False if the answers arrive over many connections, as the background thread would have to poll
     each connection.
     """
     return len(refs) >= _MANY and len({ref.peer for ref in refs}) <= _PEERS
@@ -137,7 +137,10 @@ def await_many(
 
 _BRIEF_S = 0.01
 _BRIEF_WAITS = 4
-"""Number of waits of a call that briefly keep the CPUs. Later waits lend the CPUs at once."""
+"""Number of waits in a call during which this process keeps its CPUs for a moment.
+
+Later waits of the call lend the CPUs at once.
+"""
 
 
 class Waiter:
@@ -167,7 +170,9 @@ class Waiter:
         self._brief_call: tuple[Any, ...] = ()
         self._brief_left = _BRIEF_WAITS
         self._lent_for: dict[int, Sequence[LocalRef]] = {}
-        """References of the wait during which the CPUs are lent, by the `id` of their list."""
+        """Lists of references that the main thread waits for while the CPUs are lent, by the `id` of each
+        list.
+        """
 
     def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
         deadline = None if timeout_s is None else SYSTEM.monotonic() + timeout_s
@@ -275,8 +280,8 @@ class Waiter:
     def lend_no_longer(self) -> None:
         """Take the lent CPUs back if the main thread's answer has arrived.
 
-        This method is called before a lease is returned. Otherwise the lease's CPUs would start a different
-        process's work, although this process is about to resume and needs CPUs itself.
+        This method is called before a lease is returned. Otherwise the node would grant the lease's CPUs to a
+        different process, although this process is about to resume and needs CPUs itself.
         """
         for refs in list(self._lent_for.values()):
             if len(refs) == 1 and refs[0].kind != PENDING:
@@ -386,5 +391,5 @@ def asked_for(refs: Sequence[ObjectRef[Any]]) -> None:
 
 
 def _settled(ref: LocalRef, peer: CallConnection) -> bool:
-    """Return True if `ref` is completed or its answer no longer comes over `peer`."""
+    """Return True if `ref` is completed, or if its answer will not arrive over `peer` any more."""
     return ref.kind != PENDING or ref.peer is not peer

@@ -4,12 +4,12 @@
 
 A process that makes a segment adds the segment's size to `used`, under a lock that all processes share. A
 process that frees a segment subtracts the segment's size from `used`. Segments that a process keeps allocated
-for reuse (warm segments) stay counted. A segment also stays counted if other processes use it when the
-process that made it releases it or dies. So `used` may be too high but not too low, unless children that the
-program itself forks share the open files of segments. Counting takes only a microsecond for each new segment.
-If `used` would exceed the limit, the real use is read from the kernel's list of locks on segments (see
-`locks`). All processes' warm segments are then freed. To find the warm segments, `makers` lists each process
-that has made segments and may keep some of them warm.
+for reuse (warm segments) stay counted. A segment also stays counted if its maker releases it or dies while
+other processes use it. So `used` may be too high but not too low, unless children that the program itself
+forks share the open files of segments. Counting takes only a microsecond for each new segment. If `used`
+would exceed the limit, the real use is read from the kernel's list of locks on segments (see `locks`). All
+processes' warm segments are then freed. To find the warm segments, `makers` lists each process that has made
+segments and may keep some of them warm.
 
 Values that did not fit into memory are in files in `folder`, and do not count in `used`. `spilled` counts all
 values that were written to disk since the start of the session.

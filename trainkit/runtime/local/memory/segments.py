@@ -240,7 +240,7 @@ class Segment(Uncopied):
     def unmap_idle(self) -> int:
         """Release the mapping that readers share, unless a reader still uses an array in the mapping.
 
-        Return the number of views so far.
+        Return the number of such arrays (views) so far.
         """
         with _moving:
             mapping = self._file.mapping

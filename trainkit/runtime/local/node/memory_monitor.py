@@ -115,8 +115,8 @@ def _net_bytes(family: Sequence[int]) -> int:
     """
     template = process.parent(family[0])
     shared, forked = process.own_share_bytes(template), process.command_line(template)
-    # The kernel counts a page that n processes share as one n-th in each process, including the template. So
-    # the sum of each fork also contains the template's sum, which is subtracted.
+    # The kernel counts 1/n of a page for each of the n processes that share it. The template is one of these
+    # processes. So the sum of each fork also contains the template's sum, which is subtracted.
     return sum(
         max(0, process.own_share_bytes(pid) - shared * (process.command_line(pid) == forked))
         for pid in family

@@ -47,10 +47,12 @@ LOG = "node.log"
 """File in the session's folder for the node's output after the driver has ended."""
 
 _LOOK_S = 1.0
-"""Interval for serving the queue even without freed resources, as a request blocks others only for a time."""
+"""Interval at which the queue is served even if no resources became free, as a request blocks later requests
+only for a limited time.
+"""
 _END_S = 10.0
 _LAST_WORDS_S = 0.25
-"""Time for callers to ask how the last detached actor ended, before the node ends too."""
+"""Time for which the node outlives the last detached actor, so that callers can ask how the actor ended."""
 _GRACE_S = 2.0
 """Longest wait for the end of a program's workers, as the kernel can't kill some processes at once."""
 
@@ -127,8 +129,9 @@ class Node:
 
     def __init__(self, session: records.SessionRecord, driver: socket.socket) -> None:
         self._session = session
-        # The pidfd reports the driver's end even if a child of the driver keeps the driver's socket open. It
-        # precedes the session's folder, which would stay behind if the driver had ended already.
+        # The pidfd reports the driver's end even if a child of the driver keeps the driver's socket open. The
+        # pidfd is opened before the session's folder is made. Otherwise the folder would stay behind if the
+        # driver had ended already.
         self._driver_pidfd = _pidfd(session)
         self._loop = loop = Loop()
         self._clients = clients = Clients(loop, self._dispatch)
@@ -370,5 +373,5 @@ def _pidfd(session: records.SessionRecord) -> int:
     try:
         return os.pidfd_open(session.driver_pid)
     except ProcessLookupError:  # the driver has ended already, so no session is needed
-        process.remove_folder(session.folder)  # the driver may have made it
+        process.remove_folder(session.folder)  # the driver may have made the folder
         os._exit(0)

@@ -128,10 +128,10 @@ class LeaseReclaimer:
     def _is_wanted(self, worker: records.WorkerRecord, line: Callable[[], list[records.Request]]) -> bool:
         """Return True if the return of this lease would probably help a request of `line` at once.
 
-        The return does not help in four cases. The lease belongs to a worker, which needs the lease again
-        soon. The leased worker waits for another process, and so is busy. The request comes from a worker
-        that lends its own CPUs as soon as it waits. The process that has the lease requests a further worker
-        with the same placement, and will reuse this lease.
+        The return does not help in any of four cases: a worker holds the lease, and needs it again soon; the
+        leased worker waits for another process, and so is busy; the request comes from a worker that lends
+        its own CPUs as soon as it waits; or the process that has the lease requests a further worker with the
+        same placement, and will reuse this lease.
         """
         if worker.lent is not None or self._table.by_serial(worker.owner) is not None:
             return False

@@ -188,7 +188,8 @@ class WorkerRecord:
     @property
     def is_reusable(self) -> bool:
         """True if the process may be leased again for other tasks."""
-        # A process that used a GPU keeps its CUDA context there, while the GPU may be granted to others.
+        # A process that used a GPU keeps memory on this GPU (its CUDA context), although the GPU may be
+        # granted to other processes.
         had_gpus = self.allocation is not None and self.allocation.gpus
         return not self.ending and self.ledger_group is None and not had_gpus
 

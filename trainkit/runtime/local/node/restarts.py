@@ -340,7 +340,7 @@ class _KeptActor:
 
 
 class _KeptPromise:
-    """Received reference to a pending value, which this object keeps once the value has arrived.
+    """Received reference to a pending value. This object keeps the value once it has arrived.
 
     Args:
         loop: the node's event loop.

@@ -149,11 +149,10 @@ class ResourceScheduler:
             self._publish(records.RequestsWaiting())
 
     def _pass_on(self, request: records.Request) -> bool:
-        """Grant the request of a waiting worker, with the CPUs that this worker
-        lends, although no CPU is free.
+        """Grant a request of a worker that waits and lends its CPUs, even if no CPU is free.
 
-        Other processes may keep the lent CPUs without need, and reclaiming CPUs takes time. A waiting worker
-        gets one additional worker per wait, so that the task that it waits for need not wait for resources.
+        Other processes may have got the lent CPUs, and reclaiming CPUs takes time. So a waiting worker gets
+        one additional worker per wait, and the task that it waits for can run at once.
         """
         lender = self._table.by_serial(request.client)
         if lender is None or lender.lent is None or lender.passed_on:

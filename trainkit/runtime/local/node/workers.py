@@ -38,19 +38,19 @@ _MOST_MUTE_ENDS = 3
 Imports = frozenset[str]
 
 _KINDS = 256
-"""Number of kinds of workers whose imports are remembered."""
+"""Number of kinds of workers (workers that run the same code) whose imports are remembered."""
 
 _WORTH_IT = 4
-"""Number of workers with the same imports for which a template with these imports is worth its memory."""
+"""Number of workers with the same imports from which on a template with these imports is worth its memory."""
 
 
 def choose(wanted: Imports, existing: Collection[Imports], ready: Collection[Imports]) -> Imports:
     """Choose the template from which to fork a worker that probably needs the imports `wanted`, and return
     the imports of this template.
 
-    A template that has all the slow imports, which take seconds, is chosen even if it lacks other imports: a
-    new template would save the worker only tenths of a second. But the worker waits for a template that is
-    importing a heavy package, as importing it in the worker would take at least as long.
+    Slow imports take seconds. A template that has all of them is chosen even if it lacks other imports,
+    because a new template would save the worker only tenths of a second. If a template is still importing a
+    heavy package, the worker waits for the template, as its own import would take at least as long.
 
     Args:
         wanted: imports that the worker probably needs.

@@ -103,7 +103,8 @@ def take() -> Boot:
     found, _begun = _begun, None
     environ = dict(os.environ)
     if found is not None:
-        is_own = found.owner == os.getpid()  # False in a forked child, whose parent owns the node process
+        # the test fails in a forked child, as its parent owns the node process
+        is_own = found.owner == os.getpid()
         if is_own and found.environ == environ and found.child.poll() is None:
             return found
         found.control.close()

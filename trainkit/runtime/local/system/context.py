@@ -15,7 +15,7 @@ calling: ContextVar[tuple[Any, ...]] = ContextVar("trainkit_calling", default=(0
 
 
 class GivenName(str):
-    """Name that the user gave to a method call. Such a name is shown without the class name."""
+    """Name that the user gave to a method call. Messages show this name without the class name."""
 
     __slots__ = ()
 

@@ -401,8 +401,8 @@ def offer_stacks() -> None:
 def stacks(pid: int) -> str | None:
     """Return the Python stacks of a process's threads, with the last call first.
 
-    Return None if the process has ended, belongs to another user, or has not called `offer_stacks`. The
-    signal would kill a process that has not called `offer_stacks`, so such a process gets no signal.
+    Return None if the process has ended, belongs to another user, or has not called `offer_stacks`. Without
+    `offer_stacks`, the signal would kill the process, so it is not sent.
     """
     try:
         pidfd = os.pidfd_open(pid)  # this ensures that the file and the signal belong to the same process

@@ -209,7 +209,7 @@ class Connection:
         """Process an arrived frame. The reading thread calls this method."""
 
     def on_end(self) -> None:
-        """Handle that the other end has finished sending. The reading thread calls this method once."""
+        """Handle the end of the other process's sending. The reading thread calls this method once."""
         self.closed = True
         with self._send_lock:
             self._drop_backlog()
@@ -574,8 +574,8 @@ class Connection:
         """Return the `count` descriptors of a frame, with `_LOST` for each lost descriptor.
 
         The kernel delivers the descriptors of one send together. If the kernel can't open all descriptors of
-        a send, it only reports that the later descriptors are lost. A send contains descriptors of only one
-        frame, see `_write`.
+        a send, it reports that the remaining descriptors are lost, but not how many. A send contains
+        descriptors of only one frame, see `_write`.
         """
         taken: list[int] = []
         while len(taken) < count:

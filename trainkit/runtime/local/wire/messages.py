@@ -62,8 +62,8 @@ class ActorConduct(NamedTuple):
 
     Attributes:
         is_async: True if calls run on an event loop, as the class has `async def` methods.
-        is_registered: True if the actor has a name, so that it asks the node before it ends for lack of
-            handles.
+        is_registered: True if the actor has a name. Such an actor asks the node before it ends without
+            handles, as a process may just have found it by name.
         max_task_retries: default number of retries of a call, which is sent with the actor's handles.
         is_restarted: True if the actor is restarted when its process dies.
     """

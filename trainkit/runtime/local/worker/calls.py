@@ -164,8 +164,8 @@ class Calls:
         codec: packer of results.
         waiter: object that waits for arguments.
         node: client of the node, which receives the name under which the actor's output is shown.
-        parted: function that keeps a connection until its answers are written; called after an answer to a
-            caller that sends no more calls.
+        parted: function that keeps a connection until its answers are written. It is called after an answer
+            to a caller that sends no more calls.
 
     Attributes:
         instance: the actor's object.
@@ -526,7 +526,7 @@ class RecordedCalls(Calls):
         method: Any = call.target
         if not isinstance(method, str):
             function = self._functions.get(method)
-            if function is None:  # the caller gets this call back, and sends it again with the function
+            if function is None:  # the call is returned to its caller, which sends it again with the function
                 super().run_small(conn, call)
                 return
             method = getattr(function, "__qualname__", type(function).__name__)
@@ -537,7 +537,7 @@ class RecordedCalls(Calls):
         self, conn: CallerConnection, kind: int, call_id: int, definition: Any, method: str, *more: Any
     ) -> None:
         is_call = kind == channel.CALL
-        name = more[4] if len(more) == 5 else None  # the name is the fifth optional argument
+        name = more[4] if len(more) == 5 else None  # the name of the call is the fifth optional argument
         shown, begun = self.shown(method if is_call else "__init__", name), SYSTEM.monotonic()
         try:
             super().carry_out(conn, kind, call_id, definition, method, *more)

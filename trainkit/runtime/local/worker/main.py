@@ -329,7 +329,7 @@ class _Worker:
             raise self._fatal
 
     def _turn(self) -> bool:
-        self._calls.require_parent(self._spec.name)  # a coroutine may have forked this process
+        self._calls.require_parent(self._spec.name)  # this process may be a fork that a coroutine made
         self._main = threading.get_ident()  # with concurrency groups, a different thread runs this method
         return self._read(0) and self._begin()
 

@@ -66,7 +66,7 @@ class Interruption:
         if not running or running == calls.interrupted:
             self.missed = True
             return
-        # Without a frame, waiting code of trainkit, such as `get`, has called this handler.
+        # If the handler gets no frame, waiting code of trainkit, such as `get`, has called it.
         can_be_caught = _is_users(frame) if frame is not None else _is_in_call(sys._getframe())
         if not can_be_caught:
             # `_thread` is used because the interrupted code may hold a lock of the `threading` module.
@@ -102,7 +102,10 @@ def _is_users(frame: FrameType | None) -> bool:
 
 
 def _is_in_call(frame: FrameType) -> bool:
-    """Return True if a call has begun, as an exception raised before that would not be caught."""
+    """Return True if the call has begun.
+
+    An exception that is raised before the call begins would not be caught.
+    """
     while frame.f_back is not None and frame.f_code not in _BOUNDARY:
         frame = frame.f_back
     # The stack of a greenlet starts with the greenlet's own function.

@@ -137,8 +137,8 @@ class _Template:
             case messages.ForkWorker(spec) if lost is not None:
                 self.tell(messages.ForkFailed(spec.serial, lost.why))
             case _ if lost is not None:
-                # Without the descriptor of the new template's socket, or of the log
-                # file, nothing can be done.
+                # The request is ignored if the descriptor of the new template's socket or of the log file was
+                # lost, as nothing can be done without it.
                 pass
             case messages.ForkWorker(spec):
                 inherited = self._inherited_by(spec)

@@ -90,9 +90,9 @@ class Population:
     def advance(self, member: Member, time: float) -> int:
         """Record a member's report at `time`; return the number of whole intervals in `time`.
 
-        After a takeover, `time` counts from the donor's time, if the donor's state contains its time, or from
-        the member's own time. The donor's time is assumed if `time` has not increased, or has jumped past the
-        donor's time.
+        After a takeover, `time` counts from the donor's time if the donor's state contains a time, or else
+        from the member's own time. If `time` has not increased, or has jumped past the donor's time, this
+        method assumes that it counts from the donor's time.
         """
         if member.change is not None:
             intervals, donor_time = member.change
