@@ -80,7 +80,5 @@ class SessionContext(Mapping[str, Any]):
 
 
 def promises() -> frozenset[str]:
-    """Return the names of the promises that the current engine keeps; `trainkit.runtime.engine` explains the
-    promises.
-    """
+    """Return the names of the promises that the current engine keeps; see `trainkit.runtime.engine`."""
     return engine().promises

@@ -45,7 +45,7 @@ class _State:
     is_polled = False
     """True if the program calls `is_preempted`, so that the first signal raises no exception."""
     leads = False
-    """True in a program with a session and its workers, whose processes of pools and loaders ignore signals."""
+    """True in a program with a session and its workers: their pools and loaders ignore signals."""
     has_stopped = False
     """True once `stop_before_s` has ended the program, which happens at most once."""
 

@@ -1,6 +1,8 @@
 """Clients of the node, which are the processes of the session and other programs of the user.
 
-Only the user can open the folder, and connections from programs of other users are refused in any case.
+Other programs connect to a socket in the session's folder. Only the user can open the folder, and connections
+from programs of other users are refused in any case. An invalid message closes the connection of the program
+that sent it, and has no other effect.
 """
 
 from __future__ import annotations
