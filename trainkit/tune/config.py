@@ -165,7 +165,9 @@ class RunConfig(Settings):
         storage_path: folder for experiments; None: $TRAINKIT_RESULTS_DIR or ~/trainkit_results. With an
             address such as "s3://bucket/experiments", the experiment is kept in the default local folder and
             copied to the address while it runs.
-        with a Syncer, existing experiments at the address are not detected.
+        storage_filesystem: an fsspec file system for `storage_path`, or a `tune.syncer.Syncer`; with a
+            Syncer, existing experiments at the address are not detected. None: the local file system, or the
+            file system of the address.
         failure_config: policy for failed trials.
         checkpoint_config: rules for saving and keeping checkpoints.
         sync_config: settings of the copy at the address of `storage_path`.

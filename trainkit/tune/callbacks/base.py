@@ -84,7 +84,7 @@ class Callback:
         """Called when a trial has ended without failing, by itself or by a stop."""
 
     def on_trial_recover(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        """`info["failure"]` is the reason."""
+        """Called when a trial has failed and will run again; `info["failure"]` is the reason."""
 
     def on_trial_error(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
         """Called when a trial has failed for good; `trial.failure` is the reason."""

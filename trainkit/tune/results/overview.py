@@ -224,7 +224,8 @@ class Overview:
         metric, mode: metric and mode that define the best trial; None: the experiment has no metric.
         counted: number of trials by state. Interrupted trials are counted separately from pending trials;
             without an owner, no trial counts as running.
-        None if the experiment has no metric, no last report has a finite value, or all trials have failed.
+        best: id and value of the trial with the best last report. None if the experiment has no metric, no
+            last report has a finite value, or all trials have failed.
         ending: reason for the end of the last run; '' if this run is not over or was killed.
         total: total number of trials; None: no limit, or unknown.
         trials: trials in the order of suggestion; empty if not requested.

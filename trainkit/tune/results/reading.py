@@ -1,5 +1,4 @@
-"""Functions that open a stored experiment for reading, and that find its objective in its stored properties.
-"""
+"""Functions that open a stored experiment for reading, and find its objective in its stored properties."""
 
 from __future__ import annotations
 

@@ -73,8 +73,7 @@ def is_there(found: Any) -> bool:
 
 
 class Names:
-    """Index that finds the leaves of a space (domains, axes, constants) by the names that conditions contain.
-    """
+    """Index of the leaves of a space (domains, axes, constants) by the names that conditions contain."""
 
     def __init__(self, leaves: Iterable[Site]) -> None:
         self._by_name: dict[str, list[Site]] = {}
