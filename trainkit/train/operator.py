@@ -32,7 +32,9 @@ from trainkit.train.step.stepper import Stepper
 from trainkit.train.step.timers import TimerCollection
 
 Predicted = tuple[list[Any], float]
-"""One worker's predictions for each batch, and the number of batches on all workers without repeated ones."""
+"""One worker's predictions for each batch, and the number of batches on all workers, without repeated
+batches.
+"""
 
 
 class _Default:
@@ -208,9 +210,9 @@ class TrainingOperator:
                 workers' batches.
             sharded: True if the loaders already divide their samples among workers and loader processes, such
                 as a stream after `split_dataset_by_node`. Default: the samples are shared out.
-            sample_seed: seed of the random numbers that each sample of a map-style data set draws: they
-                depend only on (`sample_seed`, epoch, index), not on the number of workers and loader
-                processes. Default: samples draw from the generators of their process.
+            sample_seed: seed of the random numbers that each sample of a map-style data set draws. The
+                numbers then depend only on (`sample_seed`, epoch, index), not on the number of workers and
+                loader processes. Default: samples draw from the generators of their process.
             use_stateful_dataset: True saves the `state_dict` of the `train_loader`'s iterable data set as the
                 position within an epoch; see `prepare_data_loader`. Default: samples before the position are
                 read again.
@@ -511,7 +513,9 @@ class TrainingOperator:
 
     @property
     def scheduler_step_freq(self) -> str | None:
-        """The time when schedulers step: after each "batch", each "epoch", or "manual"; None if not set."""
+        """The time when schedulers step: after each "batch", after each "epoch", or "manual" (the user steps
+        them); None if not set.
+        """
         return self._context.scheduler_step_freq
 
     def _weighted(

@@ -140,11 +140,11 @@ class OperatorTrainer:
 
         Raises:
             GangError: workers died or hung, and no retry is left. The trainer has ended.
-            KeyboardInterrupt, SystemExit: Ctrl-C, SIGTERM. The workers first finish their step, and then end.
-                `save` writes the state after this step; other calls start new workers with this state.
-                Workers that can't pause, and all workers at a second signal, are ended in the middle of a
-                step; the state is then the last snapshot's. With `max_retries=0` no such snapshot exists, so
-                make a new trainer and load a checkpoint.
+            KeyboardInterrupt, SystemExit: Ctrl-C was pressed, or SIGTERM arrived. The workers first finish
+                their step, and then end. `save` writes the state after this step; other calls start new
+                workers with this state. Workers that can't pause, and all workers at a second signal, are
+                ended in the middle of a step; the state is then the last snapshot's. With `max_retries=0` no
+                such snapshot exists, so make a new trainer and load a checkpoint.
             Exception: the operator's exception, with the worker's traceback.
         """
         arguments = (num_steps, dict(info or {}), profile, dataset)
@@ -442,8 +442,8 @@ class OperatorTrainer:
         training.
 
         Args:
-            override_tune_step: function of (trainer, {"iteration": n}) that replaces this step and returns
-                its result.
+            override_tune_step: function of (trainer, {"iteration": n}) that replaces the trial's step and
+                returns the step's result.
             **kwargs: arguments of `TorchTrainer`.
 
         Raises:

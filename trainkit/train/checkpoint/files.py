@@ -11,8 +11,7 @@ state, all workers write into the same temporary folder:
     worker 0    make temporary folder ─▶ ─┬─ write own shards ─▶ state.pt, checkpoint.json ─▶ move to <path>
     worker n                              └─ write own shards ─▶
 
-After each arrow the workers tell each other whether they succeeded. If one worker failed, the old checkpoint
-stays.
+After each arrow the workers exchange whether they succeeded. If a worker failed, the old checkpoint stays.
 """
 
 from __future__ import annotations
@@ -96,7 +95,9 @@ def remove_all(outdated: Iterable[Path]) -> None:
 
 
 def aside_of(path: Path, writer: int, host: int) -> Path:
-    """Return the folder that the process `writer` of a machine fills before it replaces `path`."""
+    """Return the temporary folder that a writer (a process on a machine) fills before the folder replaces
+    `path`.
+    """
     return path.with_name(f".{path.name}.writing-{host:08x}-{writer}")
 
 
@@ -130,7 +131,9 @@ def _take_place(aside: Path, path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two folders in one step; return False if the operating or file system can't do this."""
+    """Exchange two folders in one step; return False if the operating system or the file system can't do
+    this.
+    """
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
@@ -383,8 +386,8 @@ def plain(value: Any, where: str) -> Any:
         }
         if type(value) not in (OrderedDict, Counter):
             return items
-        # Modules store their versions as an attribute of their OrderedDict, and MultiStepLR counts in a
-        # Counter. So both classes are rebuilt with their attributes.
+        # A module's state is an OrderedDict with the modules' versions in an attribute, and MultiStepLR's
+        # state contains a Counter. So both classes are rebuilt with their attributes.
         rebuilt = type(value)(items)
         vars(rebuilt).update(plain(vars(value), f"attributes of {where}"))
         return rebuilt

@@ -121,7 +121,7 @@ def write(folder: Path, tensors: Mapping[str, torch.Tensor | Spread]) -> None:
         for name, tensor in tensors.items()
     }
     with warnings.catch_warnings():
-        # torch warns about its choice of a process group, although `no_dist` below leaves no choice.
+        # torch warns that it chooses a process group, although `no_dist` below leaves it no choice.
         warnings.simplefilter("ignore")
         save(
             held,

@@ -5,9 +5,9 @@
 
 A trial's configuration takes precedence over its checkpoint. But an optimizer's state contains its learning
 rate, and a scheduler's state its initial rate. So a trial that continues from another trial's checkpoint
-would train with that trial's rate. Therefore a trial's checkpoint also contains the hyperparameters that each
-worker's `setup` derived from the configuration. If `setup` now derives different values, training continues
-with the new values.
+would train with the other trial's rate. Therefore a trial's checkpoint also contains the hyperparameters that
+each worker's `setup` derived from the configuration. If `setup` now derives different values, training
+continues with the new values.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def dealt_progress(
         data_rank: index of the worker's model copy; workers of one copy take over the same metrics.
         data_ways: number of model copies.
     """
-    # Of the workers that held a copy together, the one that reports has metrics.
+    # Among the workers that held a copy together, only the worker that reports has metrics.
     found: dict[int, Mapping[str, Any]] = {}
     for rank, own in enumerate(workers):
         if (held := own.get("progress")) is not None:
@@ -271,9 +271,11 @@ def override_hyperparameters(
 
 
 def overridden(loaded: Any, then: Any, now: Any) -> Any:
-    """Return the value that training continues with, if `setup` first set `then` and now sets `now`.
+    """Return the value that training continues with, after `setup` set `then` for the checkpoint's
+    configuration and `now` for the current configuration.
 
-    A change by a schedule is kept in proportion: a rate that was halved from `then` becomes half of `now`.
+    A change that a schedule has made is kept in proportion: if the rate is half of `then`, it becomes half of
+    `now`.
     """
     if _same(then, now):
         return loaded

@@ -1,7 +1,8 @@
 """Feeds, which pass a loader's batches to the training loop: equally many on each worker, with weights.
 
 Between loader and step, a batch first passes through the feed's iterator, which assigns the batch's weight,
-and then through the epoch's iterator (step/epoch.py). On a GPU, the prefetcher's iterator is the third.
+and then through the epoch's iterator (step/epoch.py). On a GPU, it also passes through the prefetcher's
+iterator.
 """
 
 from __future__ import annotations
@@ -123,7 +124,9 @@ class Batch(NamedTuple):
 
 
 class Feed:
-    """Source of an epoch's batches from one loader; equally many on each worker if steps communicate.
+    """Source of an epoch's batches from one loader.
+
+    If steps communicate, each worker gets equally many batches.
 
     Args:
         loader: source of the batches.
@@ -186,7 +189,7 @@ class Feed:
         self._base = 0
         """First batch of the epoch that this process trains, with which an optimizer step begins."""
         self._rest: tuple[int, BatchSizes] | None = None
-        """First batch and batch sizes of a pass that does not continue with the batches it began with."""
+        """First batch and batch sizes of a pass that continues with other batches than it began with."""
 
     @property
     def weight(self) -> float:
@@ -202,8 +205,8 @@ class Feed:
     def is_exact(self, done: int) -> bool:
         """Return True if the position after `done` batches is known exactly.
 
-        It is not while the next pass has begun already, while a loader with a state of its own has given a
-        batch ahead, and where some workers repeat batches.
+        The position is not known exactly in three cases: the next pass has begun already, a loader with a
+        state of its own has given a batch in advance, or some workers repeat batches.
         """
         if self._pass is None or self._pass[1].taken > done or self.may_repeat:
             return False
@@ -392,8 +395,8 @@ class Feed:
                 self._begin_rest(self.taken, 0)
             return started_iterator(gathering(self.loader), resumed=resumed)
         if keeps_processes(self.loader):
-            # This pass starts processes of a copy of the loader. The next pass starts the loader's own, which
-            # draw no seed in an uninterrupted run.
+            # This pass starts processes of a copy of the loader. The next pass starts the loader's own
+            # processes, for which an uninterrupted run draws no seed then.
             before["started"], self._resumed = resumed or before["started"], True
         self._pass = before, position
         sizes, unit = self._sizes(), position.unit
@@ -532,7 +535,7 @@ class _Passes:
             the last.
         limit: number of batches in the epoch; None means one pass.
         repeat: True starts another pass if a pass has too few batches.
-        begun: True if the first pass continues an earlier one, of which no batch may be left.
+        begun: True if the first pass continues an earlier pass, which may have no batches left.
     """
 
     def __init__(
@@ -547,7 +550,8 @@ class _Passes:
     def take(self) -> Any:
         """Return the next batch; `_END` after the last batch."""
         if self._left <= 0:
-            if self._begun:  # all steps were made before, but the next pass must be a later one
+            # an earlier call ran all steps of this epoch, but the next pass must still count as a later pass
+            if self._begun:
                 self._begun = False
                 self._start()
             return _END

@@ -2,8 +2,9 @@
 
     state before the pass ──▶ draw the order of the whole pass ──▶ skip samples ──▶ deal out to the workers
 
-The state names how the order was drawn: by torch's `DistributedSampler`, from its seed and epoch, or by the
-user's sampler on one worker, from the random generators. So another number of workers draws the same order.
+The state records how the order was drawn: either by torch's `DistributedSampler` from its seed and epoch, or
+by the user's sampler on one worker from the random generators. So a different number of workers can draw the
+same order again.
 """
 
 from __future__ import annotations
@@ -124,11 +125,12 @@ class PlacedLoader(LoaderView):
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that determines the next batches, after those that the loop has taken.
+        """Return the state that determines the batches after the last batch that the loop has taken.
 
         Between passes, the state has no position: the next pass begins with the first batch. All workers have
         equal states, unless the program itself divides the samples, or the loader has a state of its own.
-        While several passes are open, the position belongs to the pass that has taken the last batch.
+        While several passes are open, the position belongs to the pass from which the loop took the last
+        batch.
         """
         if self._loaded is not None:
             return dict(self._loaded)
@@ -162,7 +164,7 @@ class PlacedLoader(LoaderView):
     def __iter__(self) -> Any:
         held = self._loaded
         if held is not None and self._current is not None:
-            # An earlier pass has begun here without taking a batch, but has changed the generators.
+            # An earlier pass has begun without taking a batch, and has thereby changed the generators.
             self.load_state_dict(held)
             self._loaded = held
         position = None if held is None or "position" not in held else Position(**held["position"])
@@ -179,7 +181,7 @@ class PlacedLoader(LoaderView):
             self._check_last_pass()
             resumed, self._resumed = self._resumed, False
             before = loader_state(self._loader, self.sampler_of_all)
-            # Equal on all workers, where the order does not depend on the generators.
+            # The order is equal on all workers if it does not depend on the generators.
             drawn = {} if "seed" in order else generator_states()
             start = Position(0, 0, *self._shape(), drawn, plain=self._plain())
             iterator, current = started_iterator(self._loader, resumed=resumed), _Pass(before, start, order)
@@ -207,7 +209,10 @@ class PlacedLoader(LoaderView):
             self._leave(current, ended or self._is_over(current))
 
     def _take(self, current: _Pass, held: Mapping[str, Any] | None) -> None:
-        """Make `current` the pass of the state; its first batch uses up the loaded state `held`."""
+        """Make `current` the pass that the state describes.
+
+        Its first batch uses up the loaded state `held`.
+        """
         others = tuple(each for each in self._open if each is not current)
         if current.taken <= 1 and held is self._loaded:
             self._loaded = None
@@ -287,7 +292,7 @@ class PlacedLoader(LoaderView):
     def _has_samples(self, position: Position, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
         counts = before.get("samples"), now.get("samples")
         is_own = before.get("rank") == self._rank and position.world_size == self._world_size
-        # A share that the program makes may have another length on another worker.
+        # If the program itself shares the samples, the length may differ between workers.
         if None in counts or counts[0] == counts[1] or (position.unit == BATCHES and not is_own):
             return True
         if self._rank == 0 or position.unit == BATCHES:
@@ -329,8 +334,8 @@ class PlacedLoader(LoaderView):
         position = position.on(*self._shape(), plain=self._plain(), what=what)
         before = loader_state(loader, self.sampler_of_all)
         if keeps_processes(loader):
-            # This pass starts processes of a copy of the loader. The next pass starts the loader's own, which
-            # draw no seed in an uninterrupted run.
+            # This pass starts processes of a copy of the loader. The next pass starts the loader's own
+            # processes, for which an uninterrupted run draws no seed then.
             before["started"], self._resumed = resumed or before["started"], True
         batches: Any = loader.batch_sampler
         indexed = isinstance(batches, BatchSampler) and not self._streams()
@@ -392,7 +397,7 @@ class PlacedLoader(LoaderView):
 
 
 def _distributes(sampler: Any) -> bool:
-    # A subclass may draw a different order.
+    # A subclass of the sampler may draw a different order.
     return type(sampler) is DistributedSampler
 
 
@@ -413,8 +418,8 @@ def _whole_sampler(kind: str, loader: DataLoader[Any]) -> Iterable[int]:
 class _Dealt:
     """A worker's samples of the rest of an order, as torch's `DistributedSampler` deals them.
 
-    All workers get equally many samples: samples of the order's beginning are repeated, or, if `is_cut`, the
-    last samples are left out. The order is drawn when the iteration begins.
+    All workers get equally many samples. For this, samples of the order's beginning are repeated. With
+    `is_cut`, the last samples are left out instead. The order is drawn when the iteration begins.
     """
 
     whole: Iterable[int]

@@ -102,7 +102,8 @@ def unit_of(loader: Any, world_size: int) -> int:
     if isinstance(loader, SharedStreamLoader):
         return loader.deal.global_batch_size
     if isinstance(getattr(loader, "dataset", None), IterableDataset):
-        # Each process of a plain loader reads the whole stream, so its samples are only counted without them.
+        # Each loader process of a plain loader reads the whole stream. So samples are only counted for a
+        # loader without processes.
         alone = world_size == 1 and isinstance(loader, DataLoader) and loader.num_workers == 0
         return loader.batch_size or BATCHES if alone else BATCHES
     return int(batches.batch_size) if type(batches) is BatchSampler and world_size == 1 else BATCHES

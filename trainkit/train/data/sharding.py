@@ -114,8 +114,8 @@ class BatchWeights:
         index %= self._total
         position = index % self._every
         start = index - position
-        # All batches of this step are full: the step contains neither the last batch of a pass, which may be
-        # small, nor the end of the call. So weights that were computed once are used.
+        # The step contains neither the last batch of a pass, which may be small, nor the end of the call. So
+        # all its batches are full, and their weights are computed only once.
         if start % self._steps + self._every < self._steps and start + self._every <= self._total:
             return self._of_full[position]
         return batch_weight(index, self._total, self._sizes, **self._place)
@@ -369,7 +369,10 @@ def sharded_loader(
 
 
 def with_batches(loader: DataLoader[Any], batches: Iterable[list[int]]) -> DataLoader[Any]:
-    """Return a copy of a loader with `batches` as batch sampler, and with its sampler if it has one."""
+    """Return a copy of a loader with `batches` as batch sampler.
+
+    If `batches` has a sampler, the copy also has this sampler.
+    """
     return with_attributes(loader, batch_sampler=batches, sampler=getattr(batches, "sampler", loader.sampler))
 
 
@@ -392,7 +395,7 @@ class LoaderView(DataLoader[Any]):
         loader: the other loader.
     """
 
-    __slots__ = ("_loader",)  # Subclasses name their own attributes in slots, too.
+    __slots__ = ("_loader",)  # Subclasses of this class declare their own attributes in `__slots__`, too.
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.__dict__ = vars(loader)
@@ -400,7 +403,7 @@ class LoaderView(DataLoader[Any]):
 
     def __getattr__(self, name: str) -> Any:
         if any(name in vars(kind).get("__slots__", ()) for kind in type(self).__mro__):
-            raise AttributeError(name)  # Not set yet, for example during unpickling.
+            raise AttributeError(name)  # The loader is not set yet, for example during unpickling.
         return getattr(self._loader, name)
 
     def __len__(self) -> int:

@@ -5,11 +5,11 @@
     rank 0                       0   2     4   6     8
     rank 1                         1   3     5   7     9
 
-Every worker, and each of its loader processes, reads the whole stream and keeps its own samples. So nothing
-is exchanged, any number of workers and loader processes gets the samples of one worker, in the same global
-batches and order, and all workers end at the same step. With several loader processes, each collates every
-n-th global batch, because torch takes batches from loader processes in turn. Reading is repeated by every
-process; `collate_fn` runs once for each sample.
+Every worker, and each of its loader processes, reads the whole stream and keeps its own samples. So workers
+exchange nothing, and all workers end at the same step. The global batches have the same samples in the same
+order as with one worker, for any number of workers and loader processes. With several loader processes, each
+collates every n-th global batch, because torch takes batches from loader processes in turn. Reading is
+repeated by every process; `collate_fn` runs once for each sample.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _skip(samples: Iterator[Any], count: int) -> None:
 
 
 class SharedStream(IterableDataset[Share]):
-    """One worker's shares of a stream, in each loader process those that the process collates.
+    """One worker's shares of a stream. Each loader process has the shares that it collates.
 
     While the stream is read, `get_worker_info()` returns None and the global random generators have states
     that are equal on all workers and in all loader processes. So a stream that divides itself among loader
@@ -150,7 +150,7 @@ class SharedStream(IterableDataset[Share]):
         self._loaded: Mapping[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
-        # A state of the source does not count this object's samples, so it is not a state of this object.
+        # The source's state does not count this object's samples, so it can't serve as this object's state.
         if name in ("source", "state_dict", "load_state_dict") or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.source, name)

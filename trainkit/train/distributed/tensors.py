@@ -1,6 +1,6 @@
 """Helpers for tensors in nested containers, and for tensors sharded over several workers.
 
-    a worker's ──detached──▶ each DTensor a Spread ──joined, over workers──▶ whole ──local_part──▶ a worker's
+    worker's state ──detached──▶ its parts ──joined, whole──▶ whole tensors ──local_part──▶ worker's state
 
 No collective is needed: a process that receives all workers' parts can build the whole state.
 """

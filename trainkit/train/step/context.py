@@ -49,7 +49,8 @@ class Registered:
     def check_optimizers(self, models: Sequence[nn.Module], criterion: Any) -> None:
         """Raise ConfigError if no optimizer has a parameter of `models` or `criterion`.
 
-        One optimizer with such a parameter is enough; others may only have parameters such as a temperature.
+        It is enough if one optimizer has a parameter of the models. The other optimizers may train only other
+        parameters, such as a temperature.
         """
         modules = [*models, *([criterion] if isinstance(criterion, nn.Module) else [])]
         owned = {id(parameter) for module in modules for parameter in module.parameters()}

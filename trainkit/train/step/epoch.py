@@ -73,7 +73,8 @@ class EpochBatches(Iterator[Any]):
         batches: batches of the feed, with their weights.
         bar: progress bar that counts the batches.
         first: number of batches of the epoch that were finished before, in an interrupted run.
-        meters: metrics of these batches, to which the loop adds the metrics of the others.
+        meters: metrics of the batches before the interruption, to which the loop adds the metrics of the
+            other batches.
         pause: function of the number of finished batches of the epoch, called after each step of the
             default loop, and when another loop requests a further batch.
         total: number of batches of the whole epoch; None if unknown.
@@ -103,7 +104,8 @@ class EpochBatches(Iterator[Any]):
         self.counted = True
 
     def __next__(self) -> Any:
-        # After the last batch, the loop's result is near, and a later call would have no batch for a result.
+        # After the last batch, no pause is needed, because the loop soon returns its result. After a pause,
+        # no batch would be left to resume with.
         if self.pause is not None and self._begun and self._given != self._total:
             self.pause(self._given)
         if (batch := self._take()) is None:
@@ -119,7 +121,7 @@ class EpochBatches(Iterator[Any]):
             self.bar.show(metrics)
 
     def result(self) -> EpochMetrics:
-        """Return the metrics of all batches of the epoch, with those before an interruption."""
+        """Return the metrics of all batches of the epoch, including the batches before an interruption."""
         return self.meters.result()
 
     def weighted(self) -> Iterator[Batch]:

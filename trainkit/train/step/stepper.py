@@ -151,7 +151,10 @@ class Stepper:
         self._moved: set[int] = set()
 
     def placed(self) -> None:
-        """Note steps, and average weights if `ema_decay` is set; called after models are registered."""
+        """Add hooks that note the optimizers' steps, and start averages if `ema_decay` is set.
+
+        This method is called after models are registered.
+        """
         for optimizer in self._registered.optimizers:
             # An optimizer whose constructor does not call torch's has no hooks, and no step is noted.
             if hasattr(optimizer, "_optimizer_step_post_hooks"):
@@ -311,7 +314,7 @@ class Stepper:
     def is_complete(self) -> bool:
         """Return True if each optimizer has made a step since the last complete step.
 
-        Otherwise a user's own step may still add up gradients, which are not in the state.
+        If False, a user's own step may still be adding up gradients, which are not part of the state.
         """
         complete = len(self._moved) == len({id(each) for each in self._registered.optimizers}) > 0
         if complete:

@@ -61,9 +61,9 @@ class ContextParallel(ModelDegree):
         degree: number of workers that share a sequence; None means all workers. With more workers, several
             such groups exist, and each group gets its own samples.
         seq_dim: dimension of the sequence in all features, in the target and in the model's output.
-        buffers: buffers of the model with an entry for each position in the sequence, such as rotary
-            embeddings: the dimension of the position, by name of the buffer. The buffers must be as long as
-            the sequences.
+        buffers: dictionary from names of the model's buffers to the dimension of the buffer that counts
+            positions in the sequence. It must name all buffers with an entry for each position, such as
+            rotary embeddings. The buffers must be as long as the sequences.
 
     Raises:
         ConfigError: an argument is wrong.

@@ -135,8 +135,8 @@ def state_entry(name: str, value: Any, parameter: torch.Tensor, group: Mapping[s
 class ShardedStrategy(Strategy):
     """Base class of strategies whose models contain DTensors.
 
-    `place` calls `_note` before it replaces the models' parameters, and `_hand_over` afterwards. Afterwards,
-    tensors on the "meta" device belong to other workers.
+    `place` calls `_note` before it replaces the models' parameters, and `_hand_over` afterwards. From then
+    on, a tensor on the "meta" device has its values on other workers.
     """
 
     def __init__(self, place: Place) -> None:
@@ -165,7 +165,7 @@ class ShardedStrategy(Strategy):
         whole = [self.unwrap(model) for model in models]
         for number, (model, saved) in enumerate(zip(whole, state["models"], strict=True)):
             held = held_state(model)
-            # A state that this worker itself returned has only the entries that it holds.
+            # If this worker itself returned the state, the state has only the entries that this worker holds.
             own = held if saved.keys() == held.keys() else model.state_dict()
             check_fits(f"model {number}", own, saved)
         self._slots.check(state["optimizers"])

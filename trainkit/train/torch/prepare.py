@@ -120,9 +120,9 @@ def prepare_data_loader(
     """Return a loader of this worker's share of the samples, with batches on its device.
 
     torch's `DistributedSampler` splits the samples, and shuffles them if the loader shuffles. Call
-    `loader.set_epoch(epoch)` before each epoch: its order is then the same on any number of workers. The
-    samples of an iterable data set are dealt out to the workers and their loader processes by their position;
-    a worker without a sample of the last batch gets a copy of that batch's first sample.
+    `loader.set_epoch(epoch)` before each epoch, so that the epoch's order is the same for any number of
+    workers. The samples of an iterable data set are dealt out to the workers and their loader processes by
+    their position; a worker without a sample of the last batch gets a copy of that batch's first sample.
 
     Args:
         data_loader: a loader of all samples, equal on all workers.
@@ -132,14 +132,14 @@ def prepare_data_loader(
             iterable data set among the loader processes.
         move_to_device: True moves batches to this worker's device.
         auto_transfer: True copies the next batch to a GPU while the current batch is used.
-        sample_seed: seed of the random numbers that each sample of a map-style data set draws: they depend
-            only on (`sample_seed`, epoch, index), not on the number of workers and loader processes. The
-            epoch is set by `loader.set_epoch(epoch)`. Default: samples draw from the generators of
-            their process.
-        use_stateful_dataset: True saves the `state_dict` of an iterable data set as the position, so that the
-            data set is not read again up to it. The state must include all that the data set has read ahead:
-            a data set of Hugging Face loses its shuffle buffer. Default: samples before the position are read
-            again. On a GPU, it also needs `auto_transfer=False`.
+        sample_seed: seed of the random numbers that each sample of a map-style data set draws. The numbers
+            then depend only on (`sample_seed`, epoch, index), not on the number of workers and loader
+            processes. The epoch is set by `loader.set_epoch(epoch)`. Default: samples draw from the
+            generators of their process.
+        use_stateful_dataset: True saves the `state_dict` of an iterable data set as the position, so that a
+            resumed run does not read the data set again up to the position. The state must include all that
+            the data set has read ahead: a data set of Hugging Face loses its shuffle buffer. Default: samples
+            before the position are read again. On a GPU, it also needs `auto_transfer=False`.
 
     Raises:
         ConfigError: `data_loader` is not a `DataLoader`, its samples should be shared although it has the
@@ -152,7 +152,7 @@ def prepare_data_loader(
             "torch.utils.data.DataLoader(data, batch_size=...)"
         )
     sampler = sampler_of(data_loader)
-    if isinstance(data_loader, _PreparedLoader):  # Wrapped twice, it would count batches twice.
+    if isinstance(data_loader, _PreparedLoader):  # A loader that is wrapped twice would count batches twice.
         sampler, data_loader = data_loader.sampler_of_all, data_loader._loader
     data_loader = seeded_samples(data_loader, sample_seed, "data_loader")
     if use_stateful_dataset:
@@ -277,7 +277,10 @@ def _world_size() -> int:
 
 
 def _share_of(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Return a loader of this worker's share of the samples; a loader that has only them stays unchanged."""
+    """Return a loader of this worker's share of the samples.
+
+    A loader that already has only this share stays unchanged.
+    """
     if isinstance(loader.dataset, IterableDataset):
         alone = _world_size() == 1 and loader.num_workers == 0
         if alone or isinstance(loader, SharedStreamLoader):
@@ -295,8 +298,9 @@ def _share_of(loader: DataLoader[Any]) -> DataLoader[Any]:
 class _Origins:
     """Comparison of the first samples that the workers read from a stream, which must be equal.
 
-    The workers exchange checksums by torch's store, without waiting, because perhaps not all of them read the
-    stream. A difference is only a warning, because the workers may prepare different streams of one class.
+    The workers exchange checksums through torch's key-value store. They do not wait for each other, because
+    perhaps not all workers read the stream. A difference is only a warning, because the workers may prepare
+    different streams of one class.
 
     Args:
         kind: class of the stream.
@@ -378,7 +382,9 @@ class _PreparedLoader(PlacedLoader):
         self._ahead = ahead
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass: its number decides the order, for any number of workers."""
+        """Set the number of the next epoch, which decides the order of the samples, for any number of
+        workers.
+        """
         draws = self._order().get("sampler") == RandomSampler.__name__
         if draws and self._world_size == 1 and self.generator is None and self.batch_size is not None:
             self._loader = _shared(self._loader)
@@ -392,7 +398,7 @@ class _PreparedLoader(PlacedLoader):
     def _delivered(self, batches: Iterator[Any]) -> Iterator[Any]:
         if self._prefetcher is None:
             return metered(batches)
-        # A loader's own state would count a batch that is fetched ahead.
+        # The loader's own state would also count a batch that is fetched in advance.
         if self.reads_ahead:
             return metered(iter(self._prefetcher.ahead(batches)))
         return metered(map(self._prefetcher.delivered, batches))

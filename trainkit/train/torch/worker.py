@@ -82,7 +82,8 @@ class LoopWorker(GroupMember):
     def share_gpus(self, all_gpus: Sequence[GPUs]) -> None:
         """Make all workers' GPUs on this machine visible to this process, before any GPU is used.
 
-        Libraries need this, because they use the local rank as index of the GPU, and copy between GPUs.
+        Libraries need to see all GPUs, because they use the local rank as index of the GPU, and copy between
+        GPUs.
 
         Args:
             all_gpus: GPUs of all workers, by rank within a machine.

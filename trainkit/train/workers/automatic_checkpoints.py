@@ -1,11 +1,12 @@
-"""Checkpoints that a trainer writes by itself: when one is due, its folder, and which earlier ones are kept.
+"""Checkpoints that a trainer writes by itself: when a checkpoint is due, its folder, and which earlier
+checkpoints are kept.
 
     <checkpoint_dir>/checkpoint_000007    a complete checkpoint (files.py); a later one has a higher number
     <checkpoint_dir>/metrics.json         the epoch's metrics of each checkpoint that was written at its end
     <checkpoint_dir>/.lock                locked by the trainer that uses the folder
 
-A number and not the training step names a folder, because training may also continue from an earlier
-checkpoint. So the newest checkpoint is always the one that was written last.
+A folder's name has a consecutive number instead of the training step, because training may also continue from
+an earlier checkpoint. So the checkpoint with the highest number is always the last written checkpoint.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class CheckpointFolder:
         self._metrics: dict[str, dict[str, Any]] = {}
 
     def open(self) -> None:
-        """Lock the folder, remove what killed writers left, and read the metrics of the checkpoints.
+        """Lock the folder, remove the leftovers of killed writers, and read the metrics of the checkpoints.
 
         Raises:
             CheckpointError: another trainer uses the folder, or the folder can't be written.
@@ -176,7 +177,10 @@ def score(config: CheckpointRules, metrics: Mapping[str, Any]) -> float:
 
 
 def places_to_keep(scores: Sequence[float], num_to_keep: int | None) -> set[int]:
-    """Return which checkpoints are kept: the best, later ones among equals, and the newest in any case.
+    """Return the positions in `scores` of the checkpoints to keep.
+
+    These are the checkpoints with the best scores, and the newest checkpoint in any case. Among checkpoints
+    with equal scores, the later checkpoints are kept.
 
     Args:
         scores: scores of all checkpoints, oldest first; -inf for a checkpoint without a score.
@@ -310,7 +314,8 @@ class AutomaticCheckpoints:
         if metrics is not None:
             with self._saves.logged():
                 self._folder.note(path, metrics)
-        # If the epoch has ended without a further step, its end replaces the last place within the epoch.
+        # If the epoch has ended without a further step, the checkpoint of its end replaces the last
+        # checkpoint within the epoch.
         ends = last.within_epoch and progress == (last.progress[0] + 1, last.progress[1])
         return path, last.path if ends else None
 
@@ -324,7 +329,7 @@ class AutomaticCheckpoints:
         remove_all(self._outdated(path, before))
 
     def moved(self, progress: Progress) -> None:
-        """Note that the workers have loaded a state with this progress, which may be earlier."""
+        """Note that the workers have loaded a state with this progress, which may be less than before."""
         self._last = _Place(progress)
 
     def note(self, progress: Progress, metrics: Mapping[str, Any]) -> None:
@@ -335,7 +340,9 @@ class AutomaticCheckpoints:
             self._warn_without_score()
 
     def note_update(self, progress: Progress, metric: float) -> None:
-        """Add a call of `update_scheduler` to the checkpoint of an epoch's end that has this progress."""
+        """Note a call of `update_scheduler` in the checkpoint at an epoch's end, if the checkpoint has this
+        progress.
+        """
         last = self._last
         if last.path is not None and last.progress == progress and self._folder.has_metrics(last.path):
             with self._saves.logged():
@@ -385,7 +392,9 @@ class AutomaticCheckpoints:
         progress: Callable[[], Progress],
         update_scheduler: Callable[[float], None],
     ) -> None:
-        """Lock the folder and load the newest checkpoint; if it is damaged, load the one before and warn.
+        """Lock the folder and load the newest checkpoint.
+
+        If it is damaged, warn and load the checkpoint before it.
 
         Args:
             load: function that loads a checkpoint into the workers.
@@ -393,8 +402,8 @@ class AutomaticCheckpoints:
             update_scheduler: function that steps the schedulers with a metric.
 
         Raises:
-            CheckpointError: another trainer uses the folder, a checkpoint does not fit the registered
-                objects or is foreign, or all checkpoints are damaged.
+            CheckpointError: another trainer uses the folder, a checkpoint does not fit the registered objects
+                or was written by another program, or all checkpoints are damaged.
         """
         self._folder.open()
         damaged: dict[Path, CheckpointError] = {}

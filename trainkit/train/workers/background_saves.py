@@ -145,7 +145,10 @@ class BackgroundSaves:
         self._failure = None
 
     def end(self) -> None:
-        """Wait as `wait` does. After Ctrl-C, the session does not wait for the writer again, but ends it."""
+        """Wait as `wait` does.
+
+        If Ctrl-C ends this wait, the session does not wait for the writer again, but ends it.
+        """
         try:
             self.wait()
             self.check()
@@ -162,7 +165,7 @@ _unfinished: set[BackgroundSaves] = set()
 
 
 def _end_all() -> None:
-    """Wait for all writers; log failures, because no trainer is called any more that could raise them."""
+    """Wait for all writers; log failures, because no further call of a trainer can raise them."""
     for saves in list(_unfinished):
         try:
             saves.end()

@@ -214,7 +214,8 @@ class ElasticWorkerGroup:
     def _rest(self) -> None:
         """Take a snapshot in a pause, and write it as a checkpoint if a checkpoint is due."""
         before = self._taken
-        # A signal ends the epoch after the snapshot, as the steps since the last one would be lost.
+        # A signal ends the epoch only after the snapshot, as otherwise the steps since the last snapshot
+        # would be lost.
         handler = signals.InterruptHandler()
         try:
             with handler:
@@ -223,7 +224,7 @@ class ElasticWorkerGroup:
                     self._take_snapshot(in_pause=True)
                 self._interval_s = interval_s(SYSTEM.monotonic() - began)
         finally:
-            handler.act()  # also if a worker has died during the snapshot
+            handler.act()  # this also runs if a worker has died during the snapshot
         if (checkpoints := self._checkpoints) is not None:
             progress = self._call(_PROGRESS)[0]
             if checkpoints.is_due(progress[1]):
@@ -507,21 +508,27 @@ class ElasticWorkerGroup:
         return not remote_ranks(self._options)
 
     def _take_snapshot(self, *, in_pause: bool = False) -> None:
-        """Take a snapshot; without room, drop the last one, which is out of date except in a pause."""
+        """Take a snapshot.
+
+        If the object store has no room, drop the last snapshot, which is out of date except in a pause.
+        """
         with self._as_far_as_there_is_room(keep=in_pause):
             self._snapshot = self._new_snapshot()
             self._taken += 1
 
     def _new_snapshot(self) -> Snapshot:
-        # With several machines, a value in the object store is lost with the worker that stored it. Without
-        # other processes, nobody would read the value there.
+        # A snapshot is not stored in the object store in two cases. With several machines, a stored value is
+        # lost with the worker that stored it. Without other processes, no process would read the value there.
         if not {"near", "background"} <= runtime.promises():
             return Snapshot(self._group.call("snapshot", in_step=False))
         stored = self._group.call("stored_snapshot", in_step=False)
         return Snapshot(runtime.get(stored), stored)
 
     def _stored_states(self, *, paused: bool) -> list[ObjectRef[WorkerState]]:
-        """Return references to copies of the current state, by rank; take a snapshot if the last is older."""
+        """Return references to copies of the current state, by rank.
+
+        Take a new snapshot if the last snapshot is older than this state.
+        """
         held = self._snapshot
         # Between calls, code of this process may have changed the model of a worker in this process.
         outdated = self._keeps_nothing() or (self.local_worker is not None and not paused)

@@ -110,7 +110,8 @@ class StopVote:
     """Answers of one worker to the question whether a signal has arrived, equal on all workers.
 
     The first worker that knows of a signal chooses a question that no worker has asked yet. So workers need
-    not ask at the same time: the host of a GPU may run ahead of the others by some steps.
+    not ask at the same time. This matters on GPUs, where a worker's code may run ahead of the other workers
+    by some steps.
 
     Args:
         path: file of the page of the worker's group.
@@ -146,7 +147,7 @@ class StopVote:
 
 @functools.cache
 def own_vote() -> StopVote | None:
-    """Return the vote of this process, a worker of a training function or of a script; else None."""
+    """Return the vote of this process if it is a worker of a training function or of a script; else None."""
     # Programs that this process starts must not inherit its vote.
     if (path := os.environ.pop(PAUSES, None)) is None:
         return None

@@ -51,8 +51,9 @@ def larger_size(allowed: Sequence[int], current: int, more: int) -> int | None:
 def time_to_wait_s(size: int, allowed: Sequence[int], *, full_s: float, last_s: float | None) -> float | None:
     """Return the seconds to wait for resources for `size` workers before a smaller number is tried.
 
-    For the largest number the wait is `full_s`, because resources may soon be free again. For numbers in
-    between it is short. For the smallest number it is `last_s`, because no smaller number is left to try.
+    For the largest number of workers, the wait is `full_s`, because resources may soon be free again. For
+    numbers in between, the wait is short. For the smallest number, the wait is `last_s`, because no smaller
+    number is left to try.
     """
     if size == min(allowed):
         return last_s

@@ -23,11 +23,13 @@ class Effect(Enum):
     NOTHING = "nothing"
     """The call only reads the state, so the snapshot stays valid."""
     SMALL = "small"
-    """The call may change generators, schedulers, rates and the operator's state; they are saved again."""
+    """The call may change only random generators, schedulers, learning rates and the operator's own state, so
+    only these are saved again.
+    """
     REPEATABLE = "repeatable"
-    """The call has the same effect on a restored state, so it is recorded, to be repeated there."""
+    """The call has the same effect on a restored state, so it is recorded, and repeated after a restore."""
     UNKNOWN = "unknown"
-    """The call may change anything, so the snapshot is invalid."""
+    """The call may change any state, so the snapshot becomes invalid."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,8 @@ def lost_session_text(
         lost: text that says how the session was lost.
         method: name of the running method.
         ended_by: the user who ended the session with `trainkit stop`; "" if no user did.
-        in_a_row: how many times in a row `method` has lost its session; used if these were too many, 4 or
-            more.
+        in_a_row: how many times in a row `method` has lost its session. The message names the number if it is
+            4 or more, which is too many.
         has_snapshot: True if the workers' state before the call can be restored.
     """
     if ended_by:

@@ -160,7 +160,9 @@ class Worker(GroupMember):
         dataset: Any = None,
         plan: PausePlan | None = None,
     ) -> EpochMetrics | Paused:
-        """Train for one epoch, or for `num_steps` batches; return its metrics, or that it has paused.
+        """Train for one epoch, or for `num_steps` batches.
+
+        Return the epoch's metrics, or a `Paused` if it has paused.
 
         Args:
             num_steps: number of batches; None means one pass over the data.
@@ -195,10 +197,11 @@ class Worker(GroupMember):
         operator, feed = self._operator, self._operator._train_feed
         if self._running is None or self._rule is None or feed is None or not self._running.is_current():
             return
-        # An own loop that reads ahead has not trained with all batches that it has taken.
+        # A user's own loop that reads batches in advance has not trained on all batches that it has taken.
         if operator.global_step - self._uncounted_steps != done:
             return
-        # Each worker counts the same steps: those after which the state and the position are complete.
+        # Each worker counts the same steps, which are the steps after which the state and the position are
+        # complete.
         complete = operator._stepper.is_complete() and feed.is_exact(done)
         if complete and self._rule.after_step(operator.global_step):
             feed.done = done

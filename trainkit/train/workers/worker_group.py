@@ -160,11 +160,10 @@ class WorkerGroup(Generic[M]):
             *args: arguments, equal for all workers.
             first: True calls the method on worker 0 only.
             **how: `in_step` (default True): the workers communicate in the call, and a failure ends all
-                workers immediately; without it, the workers stay alive if all have answered.
+                workers immediately; if `in_step` is False, the workers stay alive if all have answered.
                 `alike` (default False): the call changes state that must be equal on all workers. After a
-                failure the workers then stay alive only if all failed.
-                `pausable` (default False): the workers can pause in the call. At Ctrl-C and SIGTERM they
-                finish their step.
+                failure the workers then stay alive only if all failed. `pausable` (default False): the
+                workers can pause in the call. At Ctrl-C and SIGTERM they finish their step.
 
         Raises:
             GangError: a worker's process died, or workers did not reach each other.
@@ -272,7 +271,7 @@ class WorkerGroup(Generic[M]):
         try:
             self._page.asked = True
             outcome.collect(settings.stop_grace_s(training=True))
-        except BaseException:  # a second signal
+        except BaseException:  # a second signal arrived
             self._end(f"{self.asked}() was interrupted twice")
             raise
         self.paused = not outcome.failed
