@@ -179,7 +179,10 @@ class SearchResult:
 
     @property
     def unfinished(self) -> PartialSearch | None:
-        """Outcomes that the next `fit` on the same data can reuse, or None. Slow, as the task is hashed."""
+        """Outcomes that the next `fit` on the same data can reuse, or None.
+
+        Reading this is slow, as the task is hashed.
+        """
         known = known_of((each.result.metrics or {} for each in self.candidates), len(self.task.splits))
         return PartialSearch(self.task.digest or self.task.digested(), known) if known else None
 
@@ -418,7 +421,10 @@ def _with_shared_copies(
 
 
 AHEAD = 2
-"""Started candidates or folds for each running one, so that a free process finds its next fold at once."""
+"""Number of candidates or folds that are started for each running candidate or fold.
+
+A free process thus finds its next fold at once.
+"""
 
 FEW = 20
 """Minimum number of candidates for each process after the first. With fewer candidates, several folds of a

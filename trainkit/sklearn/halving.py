@@ -23,7 +23,7 @@ class _Halving(TuneBaseSearchCV):
     """Common code of both halving searches, which may end early, unlike the searches of scikit-learn."""
 
     def _in_rounds(self, *args: Any) -> Any:
-        for name in _KNOWN_AT_THE_END:  # the values belong to an earlier fit
+        for name in _KNOWN_AT_THE_END:  # the attributes belong to an earlier fit
             self.__dict__.pop(name, None)
         found = super()._in_rounds(*args)
         if not hasattr(self, "n_iterations_"):  # the search ended early

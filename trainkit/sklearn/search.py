@@ -52,8 +52,8 @@ class TuneGridSearchCV(TuneBaseSearchCV):
             evaluations of this search.
         max_iters: with `early_stopping`, maximum number of portions of a candidate's training. A scheduler
             may end the training after each portion; early_stopping=True may end the training after portion 1,
-            4, 16 ... A candidate trains for more portions only if population based training gives it the
-            model of a candidate that had trained less.
+            4, 16 ... Usually no candidate exceeds this number. A candidate trains for more portions only if
+            population based training gives it the model of a candidate that had trained less.
         use_gpu: True gives each candidate a GPU.
         loggers: list of loggers that receive every result: "tensorboard", "csv", "mlflow", "json", "wandb",
             callbacks or callback classes.

@@ -208,8 +208,9 @@ def settings_of(
         default_loggers=tuple(dict.fromkeys((*FILES_BESIDE, *files))) if kept else (),
         callbacks=callbacks,
         stop=search.stopper,
-        checkpoint_config=CheckpointConfig(checkpoint_at_end=False),  # nothing reads the last checkpoint
-        chdir_to_trial_dir=False,  # fits run in the program's directory
+        # trials save no checkpoint at their end, because nothing reads it
+        checkpoint_config=CheckpointConfig(checkpoint_at_end=False),
+        chdir_to_trial_dir=False,  # trials run in the program's directory
         failure_config=FailureConfig(
             max_failures=given.get("max_failures", 0),
             fail_fast=search.error_score == "raise",
@@ -227,8 +228,10 @@ def settings_of(
 
 
 LEAST_BUDGET_S = 1e-3
-"""Time budget in seconds of a round that starts after the search's budget is spent, so that it ends at
-once."""
+"""Time budget in seconds of a round that starts after the search's time budget is spent.
+
+The round then ends at once.
+"""
 
 
 def with_budget_left(tune: TuneConfig, spent_s: float) -> TuneConfig:

@@ -148,7 +148,7 @@ MOST_FILES = 128
 
 CHUNK_BYTES = 4 * 2**20
 
-_MADV_POPULATE_READ = 22  # in Linux since 5.14; the mmap module lacks the name
+_MADV_POPULATE_READ = 22  # Linux has this advice since version 5.14; the mmap module lacks its name
 
 Part: TypeAlias = tuple[int, int]
 """Part of a fold: the fold's number, and 0 for the training samples or 1 for the test samples."""
@@ -332,7 +332,7 @@ def _write(fd: int, X: np.ndarray, rows: np.ndarray, read: Callable[[], None]) -
             read()
         _written(fd, memoryview(b"\0"), offset)
     except (OSError, MemoryError) as error:
-        os.ftruncate(fd, 0)  # an incomplete copy is useless
+        os.ftruncate(fd, 0)  # the file is emptied, because an incomplete copy is useless
         raise MemoryError(f"a copy of {len(rows)} samples failed after {offset} bytes: {error}") from error
 
 
