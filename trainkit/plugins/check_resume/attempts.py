@@ -53,7 +53,8 @@ class Script:
         scratch: folder for the runs' folders and for the records.
 
     Attributes:
-        workers: numbers of workers, as texts: of the undisturbed run, then others that resume killed runs.
+        workers: numbers of workers, as texts: first the number for the undisturbed run, then other numbers
+            for resuming killed runs.
     """
 
     def __init__(self, arguments: argparse.Namespace, scratch: Path) -> None:

@@ -24,7 +24,7 @@ from trainkit.plugins.check_resume.records import CheckError, Ranks
 
 _EXACT, _DIFFERS, _FAILED, _TERMINATED = 0, 1, 2, 143
 _HOLD_S = 5.0
-"""Seconds between the last step and the kill, if earlier kills came before the first checkpoint."""
+"""Seconds to wait after the last step before the kill, if earlier kills came before the first checkpoint."""
 _SIGNALS = ("KILL", "TERM", "INT", "HUP", "USR1", "USR2")
 _BROKEN = """the script failed without a kill, exit code {}:
 {}
@@ -76,7 +76,7 @@ class CheckResume(Command):
         try:
             with tempfile.TemporaryDirectory(prefix="check-", ignore_cleanup_errors=True) as scratch:
                 report = asyncio.run(_report(arguments, Path(scratch)))
-        except asyncio.CancelledError:  # by SIGTERM
+        except asyncio.CancelledError:  # SIGTERM has cancelled the check
             return _TERMINATED
         except (TrainkitError, OSError) as error:
             sys.stderr.write(f"trainkit check-resume: {error}\n")

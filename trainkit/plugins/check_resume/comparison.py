@@ -55,7 +55,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Place:
-    """A step of a rank, with the undisturbed steps of this rank.
+    """A step to compare, with the undisturbed steps of the same rank.
 
     Attributes:
         steps: the undisturbed steps.
@@ -81,15 +81,16 @@ class Place:
         return f"step {self.index + 1}" + (f" on rank {self.expected.rank}" if has_rank else "")
 
     def finding(self, kind: str, what: str) -> Finding:
-        """Return a difference at this place."""
+        """Return a difference at this step."""
         return Finding(kind, self.index + 1, self.expected.rank, what)
 
 
 def align(undisturbed: Sequence[Step], resumed: Step) -> int:
     """Return the index of the undisturbed step that `resumed`, the first step after a resume, repeats.
 
-    The weights decide. If the weights of several steps fit equally well, as with a learning rate of 0, the
-    step that is equal in most other respects is chosen, and of equal steps the last one.
+    The function chooses the step whose weights fit. With a learning rate of 0, for example, the weights of
+    several steps fit equally well. It then chooses the step that is equal in most other respects, and the
+    last of several such steps.
     """
 
     def likeness(index: int) -> tuple[bool, int, int, int]:
@@ -233,7 +234,7 @@ def _explain_samples(place: Place, found: Step) -> tuple[str, str]:
 def _state(place: Place, found: Step) -> Iterator[Finding]:
     copies = {weights for step in place.steps for weights in (*step.weights, *step.result)}
     missing = Counter(map(tuple, place.expected.beside)) - Counter(map(tuple, found.beside))
-    # A copy of earlier weights, such as one for a file, influences no later step.
+    # A copy of earlier weights, such as a copy for a file, does not influence later steps.
     names = sorted({name for name, value in missing if value not in copies})
     if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -242,7 +243,7 @@ def _state(place: Place, found: Step) -> Iterator[Finding]:
 
 def _loss(place: Place, found: Step) -> Iterator[Finding]:
     expected = place.expected
-    # The representations of two NaN are equal.
+    # Values are compared by their `repr`, because two NaN have equal representations.
     if repr(expected.losses) != repr(found.losses):
         ours, theirs = (_short(sum(step.losses) / max(len(step.losses), 1)) for step in (expected, found))
         what = f"the loss of {place.name} is {theirs}, undisturbed {ours}"
@@ -274,11 +275,15 @@ def _short(value: object) -> str:
 
 
 def epochs_of(steps: Sequence[Step]) -> list[tuple[int, int]]:
-    """Return the epoch of each step, from 1, and its index in the epoch, which a repeated sample begins."""
+    """Return the epoch of each step, from 1, and the step's index in the epoch.
+
+    A repeated sample begins a new epoch.
+    """
     found: list[tuple[int, int]] = []
     seen, epoch, offset = set[str](), 1, 0
     for step in steps:
-        # A loss function is a module, too, and its samples are labels, which repeat within an epoch.
+        # A loss function is a module, too. Its samples are labels, which repeat within an epoch, so only the
+        # model's samples count.
         model = step.batches[0][0] if step.batches else ""
         samples = {sample for name, batch in step.batches if name == model for sample in batch}
         if samples & seen:

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = "CHECK_RESUME_FOLDER"
-"""Environment variable with the folder of the attempt: `plan.json`, and a file of records for each process.
+"""Environment variable with the folder of the attempt, which contains `plan.json` and a file of records for
+each process.
 
 Its value also marks the processes of an attempt."""
 
@@ -73,7 +74,8 @@ class Recorder:
         """Wrap a function of torch, so that `record` gets the arguments of its outermost calls.
 
         A model calls its parts. A backward pass calls modules again, to compute activations of samples that
-        are recorded already. So a call counts only if no call of its level or a higher one is in progress.
+        are recorded already. So a call is recorded only if no call of the same or of a higher level is in
+        progress.
         """
         import torch
 
@@ -108,7 +110,7 @@ class Recorder:
     def before_step(self, optimizer: Any, args: object, kwargs: object) -> None:
         """Keep the state with which a step begins, or end the attempt here if this is planned."""
         if self._open not in (None, optimizer):
-            return  # The open optimizer wraps this one.
+            return  # The optimizer of the open step wraps this optimizer.
         if optimizer not in self._optimizers:
             self._optimizers.append(optimizer)
         weights = weights_of(optimizer)
@@ -154,7 +156,9 @@ class Recorder:
         return {name: int(size) for name, size in sizes.items()}
 
     def _stop(self) -> None:
-        """Send the planned signal: SIGKILL to all processes of the attempt, others to its first process."""
+        """Send the planned signal: SIGKILL to all processes of the attempt, any other signal to its first
+        process.
+        """
         time.sleep(self._plan["hold_s"])
         (self._folder / "stopped").touch()
         number = signal.Signals[self._plan["signal"]]
@@ -184,7 +188,9 @@ def marked(folder: str) -> list[int]:
 
 
 def _local(tensor: Any) -> Any:
-    """Return a tensor's values, without its gradient; for a sharded tensor, this rank's shard."""
+    """Return a tensor's values, without the link to its gradient; for a sharded tensor, return this rank's
+    shard.
+    """
     tensor = tensor.detach()
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
@@ -210,7 +216,7 @@ def fingerprint(*values: Any) -> str:
 
 
 def _tensors(value: Any) -> Iterator[Any]:
-    """Yield the tensors in nested containers that hold data, and no results of the model."""
+    """Yield the tensors in nested containers, except tensors that are results of the model."""
     if hasattr(value, "detach"):
         if value.ndim and not (value.requires_grad or value.is_meta or value.is_sparse or value.is_nested):
             yield value
@@ -268,8 +274,8 @@ def generators() -> dict[str, str]:
 class LiveState:
     """Modules of this process, and dictionaries and lists of tensors, which may be copies of weights.
 
-    Python's garbage collector knows all of them. At the first step, they are frozen, so that a later step
-    has to look through newer objects only.
+    Python's garbage collector knows all these objects. At the first step, they are frozen, so that a later
+    step has to search only newer objects.
     """
 
     def __init__(self) -> None:
@@ -278,8 +284,9 @@ class LiveState:
     def look(self, optimizers: list[Any]) -> tuple[dict[int, str], list[tuple[str, str]]]:
         """Return the names of parameters by their ids, and the state that is in no optimizer.
 
-        This state has names and hashes. It consists of buffers, and of copies of the weights, such as their
-        average (EMA): a module, a dictionary with the names of parameters, or a list with their shapes.
+        This state is returned as names and hashes. It consists of buffers, and of copies of the weights, such
+        as their average (EMA): a module, a dictionary with the names of parameters, or a list with their
+        shapes.
         """
         found = self._objects()
         modules = [each for each in found if not isinstance(each, (dict, list))]
@@ -302,7 +309,9 @@ class LiveState:
         return names, [(name, fingerprint(tensor)) for name, tensor in tensors if _is_state(tensor, known)]
 
     def _objects(self) -> list[Any]:
-        """Return the objects that may hold state, without those to which only this object still refers."""
+        """Return the objects that may hold state, without the objects to which only this recorder still
+        refers.
+        """
         if not self._frozen:
             self._frozen = [each for each in gc.get_objects() if _may_hold_state(each)]
             gc.freeze()

@@ -12,7 +12,7 @@ from trainkit.errors import TrainkitError
 
 
 class CheckError(TrainkitError):
-    """The check can't be made, so it says nothing about the script's resume."""
+    """Error: the check can't be made, so its result for the script is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,7 @@ class RayFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._histories: dict[str, list[dict[str, Any]]] = {}  # several methods share this cache
+        self._histories: dict[str, list[dict[str, Any]]] = {}  # several methods share this cached value
 
     def __enter__(self) -> Self:
         return self

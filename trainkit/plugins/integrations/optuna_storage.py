@@ -35,7 +35,7 @@ METRIC_NAMES = "study:metric_names"
 """System attribute of a study in which Optuna stores the names of the study's metrics."""
 _TRIALS_OF_A_STUDY = 2**32
 _TICK_S = 0.05
-"""If a file changes twice within this time in seconds, both changes may have the same timestamp."""
+"""Seconds within which two changes of a file may get the same timestamp."""
 
 
 @dataclass(frozen=True)

@@ -170,8 +170,10 @@ def after(method: Callable[..., Any], then: Callable[[], None]) -> Callable[...,
 
 
 _NOT_KEPT = ("hparams_name", "hparams_type", "hyper_parameters", "datamodule_hyper_parameters")
-"""Keys in Lightning's checkpoint for the configuration, which is not saved, because it may contain secrets
-and the trainer has it anyway."""
+"""Keys of the configuration in Lightning's checkpoint.
+
+The configuration is not saved, because it may contain secrets, and the trainer already has it.
+"""
 
 
 class StepTest(Protocol):
@@ -368,7 +370,8 @@ class LightningFit:
         if isinstance(outputs, Mapping):
             metrics |= numbers_in({name: value for name, value in outputs.items() if name != "loss"})
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-            # Lightning has divided the loss by the number of accumulated batches, so this is reverted.
+            # Lightning has divided the loss by the number of accumulated batches, so the division is reverted
+            # here.
             module = self.trainer.lightning_module
             times = self.trainer.accumulate_grad_batches if module.automatic_optimization else 1
             metrics["train_loss"] = loss if times == 1 else loss * times

@@ -255,8 +255,9 @@ class RayTrainReportCallback(OfEitherPackage, FIRST.callbacks.Callback):  # type
     def on_train_batch_end(self, trainer: Any, *batch: Any) -> None:
         """Report metrics and a checkpoint if enough optimizer steps have run since the last report."""
         step, every = trainer.global_step, self.every_n_train_steps
-        # A batch whose gradients are accumulated makes no step. After the last batch, the epoch's report
-        # follows with the same weights, and Lightning ends a fit that continues between these two.
+        # A batch whose gradients are accumulated makes no step. After the last batch, no report is made here,
+        # because the epoch's report follows with the same weights. Lightning would also end a fit that
+        # resumes between these two reports.
         due = every is not None and step % every == 0 and step != self._reported_step
         if due and not trainer.is_last_batch:
             self._reported_step = step

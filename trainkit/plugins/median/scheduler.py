@@ -132,7 +132,7 @@ class Standings:
         self._listed: dict[float, array[float]] = {}
 
     def add(self, trial_id: str, *, member: bool) -> None:
-        """Add a trial without reports; other trials are compared only with members."""
+        """Add a trial without reports. Other trials are compared with this trial only once it is a member."""
         row = self._rows[trial_id] = self._timelines.begin()
         if row == len(self._latest):
             self._latest, self._members = _longer(self._latest, -math.inf), _longer(self._members)
@@ -232,9 +232,10 @@ class MedianStoppingRule(TrialScheduler):
         metric: name of the reported value to judge trials by; None: the TuneConfig's metric.
         mode: "min" or "max"; None: the TuneConfig's mode.
         grace_period: first time, in units of `time_attr`, at which trials are judged and averages begin.
-        min_samples_required: smallest number of other trials for a judgement.
-        min_time_slice: while there are too few other trials, a trial that has run for this long, in units of
-            `time_attr`, pauses in favour of waiting trials. The trial needs checkpoints. With 0, the trial
+        min_samples_required: a trial is judged only if it can be compared with at least this number of other
+            trials.
+        min_time_slice: while too few other trials exist, a trial pauses in favour of waiting trials after it
+            has run for this time, in units of `time_attr`. The trial needs checkpoints. With 0, the trial
             does not pause.
         hard_stop: False pauses losing trials instead of stopping them. Paused losers resume when no other
             trial needs their resources, and are not judged again. Losers need checkpoints.

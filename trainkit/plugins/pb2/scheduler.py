@@ -305,7 +305,7 @@ class Acquisition:
         known, y: points and values of the observations.
         pending: points of the pending choices.
         now: number of the round for which hyperparameters are chosen.
-        context: the score before the round `now`, scaled like the contexts of `known`.
+        context: score of the member at the beginning of the round `now`, on the scale of `Points.context`.
     """
 
     def __init__(

@@ -141,7 +141,7 @@ class Pipeline(StrategySpec):
         return (self.stages - 1) * self.parts
 
     def for_workers(self, num_workers: int) -> Pipeline:
-        """Return a copy in which the number of stages and of workers per stage are set."""
+        """Return a copy in which the number of stages and the number of workers per stage are set."""
         stages = self.degree or self._named or max(num_workers // self.parts, 1)
         tensor = None if self.tensor is None else self.tensor.for_workers(max(num_workers // stages, 1))
         return replace(self, degree=stages, tensor=tensor)

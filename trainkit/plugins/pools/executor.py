@@ -56,11 +56,11 @@ T = TypeVar("T")
 _Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 AHEAD_S = 0.02
-"""Calls that are sent in advance take about this many seconds of work together."""
+"""Seconds of work that all calls that are sent in advance contain together."""
 MOST_AHEAD = 2_000
 """Maximum number of calls that are sent in advance."""
 LOOK_EVERY = 32
-"""After this many finished calls, the number of calls to send in advance is computed again."""
+"""Number of finished calls after which the number of calls to send in advance is computed again."""
 SHARED_BYTES = 1_000_000
 """Smallest size of an array that is stored once for all calls that use it."""
 MOST_FUNCTIONS = 100
@@ -324,8 +324,8 @@ class Executor(futures.Executor):
         self._calling: int | None = None
         self._owed_callbacks = 0
         self.is_nested, self.lending = self._engine.is_worker, self._engine.lending
-        # Calls are sent in advance only if they must wait for CPUs; otherwise, more than `workers` calls
-        # would run at the same time.
+        # Calls are sent in advance only if running calls use all CPUs. Otherwise, the calls sent in advance
+        # would run at once, beside `workers` other calls.
         cpus = self._options.num_cpus
         fills = (1 if cpus is None else cpus) * (self.workers + 1) > total
         self._most_ahead = MOST_AHEAD if fills else 0

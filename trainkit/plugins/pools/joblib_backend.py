@@ -26,7 +26,10 @@ except ImportError as error:
 
 NAME = "trainkit"
 _OF_WORKERS = ("initializer", "initargs")
-"""Settings of `joblib.Parallel` that concern its workers; others concern joblib's files for large arrays."""
+"""Settings of `joblib.Parallel` that concern its workers.
+
+The other settings concern joblib's files for large arrays.
+"""
 
 
 class TrainkitBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
@@ -116,7 +119,7 @@ class TrainkitBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
     def abort_everything(self, ensure_ready: bool = True) -> None:
         pool = self._current()
         pool.terminate_workers()
-        pool.shutdown(wait=True)  # A callback of this run that came later would abort the next run.
+        pool.shutdown(wait=True)  # A callback that came after the end of this run would abort the next run.
         if ensure_ready:
             self._workers = Executor(pool.workers, **self._options)
 

@@ -204,14 +204,15 @@ def range_test(worker: Worker, rates: Sequence[float], metric: str, threshold: f
     """Run a `RangeTest` that trains one step at each of `rates`; return the smoothed losses."""
     operator = worker.operator
     test = RangeTest(rates, metric, threshold, worker._strategy.group)
-    begin = getattr(operator, "begin_range_test", None)  # an operator with a training loop of its own
+    begin = getattr(operator, "begin_range_test", None)  # the operator has its own training loop
     if begin is None:
         _begin_range_test(operator, test)
     else:
         begin(test)
     with suppress(RangeTestOverError):
         while (before := len(test.losses)) < len(rates):
-            # This limit is high enough, although the last step of a pass may have fewer batches.
+            # The last optimizer step of a pass may have fewer batches, so this number of batches is always
+            # sufficient for all rates.
             worker.train(len(rates) * worker._accumulation, {})
             if len(test.losses) == before:
                 raise ConfigError(

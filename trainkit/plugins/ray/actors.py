@@ -108,8 +108,8 @@ def start(definitions: Definitions, spec: ActorSpec, namespace: str) -> RayActor
 
 
 def _to_wait_for(refs: list[Any]) -> list[Any]:
-    """Return a list with a reference that is done when all of `refs` exist; an empty
-    list if all exist already.
+    """Return a list with a reference that is done when all of `refs` exist; an empty list if all exist
+    already.
 
     Ray waits for the returned reference before it starts the actor. If Ray waited for the arguments
     themselves and an argument failed, callers would get only the text of the argument's error.

@@ -205,7 +205,7 @@ class Repeater(SearcherWrapper):
         if unit is not None:
             return self._hand_out(unit, trial_id)
         units = self._inner.total_samples
-        if units is not None and self._units >= units:  # no units replace skipped trials
+        if units is not None and self._units >= units:  # no further units replace the skipped trials
             return self.FINISHED
         suggestion = self._inner.suggest(trial_id)
         return self._begin_unit(trial_id, suggestion) if isinstance(suggestion, dict) else suggestion

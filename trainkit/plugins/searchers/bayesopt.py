@@ -320,7 +320,8 @@ class BayesOptSearch(RefittedSearcher[Box]):
                 warnings.simplefilter("ignore")
                 worst = max(loss for _, loss in told)
                 for place, loss in self._known.values():
-                    # With the worst result for a running trial, the model suggests other configurations.
+                    # A running trial counts as the worst result, so that the model suggests other
+                    # configurations.
                     if loss is None:
                         model.register(place, -worst)
                     elif not math.isnan(loss):

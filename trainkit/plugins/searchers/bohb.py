@@ -102,7 +102,9 @@ class Observations:
         self.version += 1
 
     def basis(self, enough: Enough) -> list[Observation] | None:
-        """Return the observations at the largest budget with enough for a model; None if none has enough."""
+        """Return the observations at the largest budget that has enough observations for a model; None if no
+        budget has enough.
+        """
         budgets = sorted(self._judged, reverse=True)
         for budget in budgets:
             losses = dict(self._evaluated) if budget == budgets[0] else {}

@@ -24,12 +24,12 @@ api: Any = trainkit
 
 
 def needs(*promises: str) -> Callable[[F], F]:
-    """Mark a test that is only for engines with all these features; for other engines, it is removed."""
+    """Mark a test that is only for engines with all these features; other engines skip it."""
     return _depending("needs", promises)
 
 
 def lacks(*promises: str) -> Callable[[F], F]:
-    """Mark a test that is only for engines with none of these features; for other engines, it is removed."""
+    """Mark a test that is only for engines without any of these features; other engines skip it."""
     return _depending("lacks", promises)
 
 

@@ -17,7 +17,10 @@ from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
 STEPS = 50
 GLOBAL_BATCH = 24
 SAMPLES = 200
-"""Not a multiple of the batch size, so that the last batch has 8 samples; the data restarts several times."""
+"""Number of samples.
+
+It is not a multiple of the batch size, so that the last batch has 8 samples. The data restarts several times.
+"""
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ if __name__ == "sitecustomize":
     name = "check_resume_recorder"
     recorder = load(name, importlib.util.spec_from_file_location(name, here.parent / "recorder.py"))
     sys.meta_path.insert(0, AfterTorch())
-    # The script's environment may have a file of this name, too, which this file hides.
+    # The script's environment may have its own file `sitecustomize.py`, which this file hides. So it is run
+    # here.
     sys.path[:] = [folder for folder in sys.path if Path(folder or ".").resolve() != here]
     load("sitecustomize", PathFinder.find_spec("sitecustomize", sys.path))

@@ -61,10 +61,16 @@ MOST_CURVES = 200
 MOST_TRIALS = 5_000
 """Maximum number of trials in a chart of points; if there are more, the latest trials are shown."""
 MOST_LINES = 1_000
-"""Maximum number of trials in parallel coordinates and for importances; else the latest are used."""
+"""Maximum number of trials in parallel coordinates and for importances.
+
+If there are more, the latest trials are used.
+"""
 
 MOST_PAIRED = 300
-"""Maximum number of trials in the scatter plots of pairs; else the latest and the best are shown."""
+"""Maximum number of trials in the scatter plots of pairs.
+
+If there are more, the latest trials and the best trial are shown.
+"""
 PAIRED = 4
 """Number of hyperparameters in the matrix of scatter plots, if none are chosen."""
 MAX_PAIRED = 12
@@ -326,7 +332,10 @@ def pieces_of(way: Way, cuts: Sequence[int]) -> list[list[tuple[int, float]]]:
 
 
 def takeovers_of(ways: Mapping[str, Way], exchanges: Sequence[Exchange]) -> list[list[tuple[int, float]]]:
-    """Return a line for each copied state, from the donor's report to the copying trial's next report."""
+    """Return a line of the chart for each copy of a trial's state.
+
+    The line goes from the donor's report to the next report of the trial that has copied the state.
+    """
     lines = []
     for each in exchanges:
         donor, member = ways.get(each.donor or "", {}), ways.get(each.trial_id, {})

@@ -26,8 +26,8 @@ KINDS = [kind for kind in charts.KINDS if kind != "compare"]
 """Kinds of charts that can be drawn without choosing trials."""
 PLOTLY = "application/vnd.plotly.v1+json"
 
-# These names hide a module loader on the page; otherwise, Plotly would register with the loader and not be
-# global.
+# These names hide a module loader on the page. Otherwise, Plotly would register with the loader instead of
+# becoming a global name.
 _HEAD = "const module = undefined, exports = undefined, define = undefined;\n"
 _DRAW = """
 const drawer = globalThis.Plotly;
@@ -78,7 +78,8 @@ class LiveChart(Callback):
 
     Args:
         kind: kind of the chart, such as "curves", "parallel" or "importances"; see `results.plot`.
-        every_s: seconds between updates; the time is longer if an update takes more than a tenth of it.
+        every_s: seconds between updates. If an update takes more than a tenth of these seconds, updates come
+            less often.
 
     Raises:
         ConfigError: the kind does not exist, or the program does not run in a notebook.
@@ -118,7 +119,7 @@ class LiveChart(Callback):
         if info["time"] >= self._next:
             begun = SYSTEM.monotonic()
             self._widget.figure = self._figure()
-            # The tuner waits for a drawing, so drawings take at most a tenth of its time.
+            # The tuner waits while the chart is drawn, so drawing takes at most a tenth of the tuner's time.
             self._next = info["time"] + max(self._every_s, 11 * (SYSTEM.monotonic() - begun))
 
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:

@@ -30,8 +30,7 @@ from trainkit.tune.store.ownership import owner_of
 from trainkit.tune.store.schema import FILENAME
 
 SETTLED_S = 1.0
-"""Age in seconds of a file's last change; after this time, every further write changes the file's
-timestamp."""
+"""Seconds after a file's last change from which on every further write changes the file's timestamp."""
 
 MAX_SHARED = 4
 """Number of pairs of experiment and metric whose last values are kept; the least recently used is dropped."""
