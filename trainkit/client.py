@@ -257,7 +257,8 @@ class Experiment:
             try:
                 answer = self._await(reader, file, since, owner)
             finally:
-                file.unlink(missing_ok=True)  # a command that failed here must not be executed later
+                # if the command can't be written, no process may execute it later
+                file.unlink(missing_ok=True)
         if not answer.done:
             raise TuneError(f"{verb} was refused: {answer.outcome}")
         return answer

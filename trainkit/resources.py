@@ -65,7 +65,10 @@ def describe(bundle: Bundle) -> str:
 
 
 def describe_use(used: Bundle, existing: Bundle) -> str:
-    """Return text such as '2 of 4 CPU, 0 of 1 GPU'. Resources other than these appear only if in use."""
+    """Return text such as '2 of 4 CPU, 0 of 1 GPU'.
+
+    Resources other than CPUs and GPUs appear only if they are in use.
+    """
     names = [name for name in sorted({**existing, **used}) if used.get(name) or name in ("CPU", "GPU")]
     return (
         ", ".join(f"{_amount(name, used)} of {_amount(name, existing)} {name}" for name in names) or "nothing"

@@ -63,7 +63,10 @@ SESSION_MARK = "TRAINKIT_SESSION_MARK"
 """Environment variable with the path of a session's folder. The session's processes inherit the variable."""
 
 EXPERIMENT_MARK = "TRAINKIT_EXPERIMENT"
-"""Environment variable that marks an experiment's processes. Only these run the experiment's tasks."""
+"""Environment variable that marks an experiment's processes.
+
+Only the marked processes run the experiment's tasks.
+"""
 
 PAUSES = "TRAINKIT_PAUSES"
 """Environment variable with the file of a worker group's `PausePage`, for `train.preempted()`."""
@@ -152,7 +155,7 @@ def preempt_signals() -> list[str]:
 
 
 def stop_before_s() -> float | None:
-    """Return the seconds before the end of the job at which the program ends; None if it does not."""
+    """Return the seconds before the end of the job at which the program ends; None for no such end."""
     text = os.environ.get("TRAINKIT_STOP_BEFORE_S")
     return float(text) if text else None
 
@@ -173,7 +176,7 @@ class PreemptSettings:
 
     Attributes:
         numbers: signals that end the program cleanly.
-        stop_at: Unix time at which the program ends as by SIGTERM; None for no such time.
+        stop_at: Unix time at which the program ends as if by SIGTERM; None if it does not end by itself.
     """
 
     numbers: tuple[int, ...] = (signal.SIGTERM,)

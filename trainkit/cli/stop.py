@@ -203,7 +203,7 @@ def _end_experiments(folders: Sequence[Path], by: str) -> None:
     for folder in folders:
         try:
             asked.append((folder, leave_command(folder, "stop", {}, by)))
-        except StoreError as error:  # not a failure, as the experiment ends with its session
+        except StoreError as error:  # this error is no failure, as the experiment ends with its session
             sys.stderr.write(f"trainkit: {error}\n")
     patience_ends = SYSTEM.monotonic() + PATIENCE_S
     for folder, wish in asked:

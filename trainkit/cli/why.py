@@ -144,7 +144,7 @@ def experiment_lines(folder: Path, trial: str | None) -> list[str]:
         if trial is None:
             names = {trial.trial_id: trial.name for trial in overview.trials}
             of_all, commands = reader.events(), reader.commands()
-            # `events()` lacks commands about single trials, so all commands are added.
+            # `events()` returns no commands about single trials. So all commands of users are added.
             events_of = {event.seq: event for event in [*of_all, *commands]}
             return [
                 f"{folder}: {overview.state}",
@@ -192,7 +192,7 @@ def _rearranged(detail: str) -> str:
     """Return text about the changes in a trial's state, configuration or resources in a log entry."""
     change = decode_config(detail)
     words = []
-    if (donor := change.get("donor")) is not None:  # the decision's own line shows the rest
+    if (donor := change.get("donor")) is not None:  # the line about the decision shows the other data
         words.append(f"continues from {donor} after {count_words(change['donor_iteration'], 'report')}")
     elif change["config"] is not None:
         words.append(f"continues with {pairs_text(change['config'])}")
