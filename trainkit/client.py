@@ -257,7 +257,7 @@ class Experiment:
             try:
                 answer = self._await(reader, file, since, owner)
             finally:
-                # if the command can't be written, no process may execute it later
+                # if this call fails, no process may execute the command later
                 file.unlink(missing_ok=True)
         if not answer.done:
             raise TuneError(f"{verb} was refused: {answer.outcome}")

@@ -43,7 +43,7 @@ _at_end: list[weakref.WeakMethod[Callable[[], None]]] = []
 _before_end: list[Callable[[], None]] = []
 
 PARKED_S = 300.0
-"""Seconds for which a search's session is kept for the next search. joblib keeps its workers as long."""
+"""Seconds that a search's session is kept for the next search. joblib keeps its idle workers for as long."""
 
 
 class _Parked(NamedTuple):

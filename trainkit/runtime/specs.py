@@ -143,9 +143,7 @@ by one through a generator.
 """
 
 DYNAMIC = -2
-"""Special value of `num_returns`: the call has one result, which is a generator of references to the yielded
-values.
-"""
+"""Special value of `num_returns`: the result is one generator of references to the yielded values."""
 
 
 @dataclass(slots=True)

@@ -191,8 +191,8 @@ class FirstFolds:
         return self.left == 0
 
     def _spent_s(self) -> float:
-        """Return the evaluating thread's CPU seconds, which the machine's load does not affect; at least 1/20
-        of the elapsed time.
+        """Return the evaluating thread's CPU seconds, unaffected by load, but at least 1/20 of the elapsed
+        time.
         """
         with contextlib.suppress(OSError):  # the thread has just ended
             self._computed_s = self._clock()

@@ -32,9 +32,7 @@ from trainkit.train.step.stepper import Stepper
 from trainkit.train.step.timers import TimerCollection
 
 Predicted = tuple[list[Any], float]
-"""One worker's predictions for each batch, and the number of batches on all workers, without repeated
-batches.
-"""
+"""One worker's predictions for each batch, and the number of all workers' batches without repetitions."""
 
 
 class _Default:
@@ -513,8 +511,8 @@ class TrainingOperator:
 
     @property
     def scheduler_step_freq(self) -> str | None:
-        """The time when schedulers step: after each "batch", after each "epoch", or "manual" (the user steps
-        them); None if not set.
+        """The time when schedulers step: after each "batch", each "epoch", or "manual" (by the user); or
+        None.
         """
         return self._context.scheduler_step_freq
 

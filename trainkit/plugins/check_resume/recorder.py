@@ -156,9 +156,7 @@ class Recorder:
         return {name: int(size) for name, size in sizes.items()}
 
     def _stop(self) -> None:
-        """Send the planned signal: SIGKILL to all processes of the attempt, any other signal to its first
-        process.
-        """
+        """Send SIGKILL to all processes of the attempt, or another planned signal to its first process."""
         time.sleep(self._plan["hold_s"])
         (self._folder / "stopped").touch()
         number = signal.Signals[self._plan["signal"]]
@@ -188,9 +186,7 @@ def marked(folder: str) -> list[int]:
 
 
 def _local(tensor: Any) -> Any:
-    """Return a tensor's values, without the link to its gradient; for a sharded tensor, return this rank's
-    shard.
-    """
+    """Return a tensor's values without the link to its gradient; for a sharded tensor, this rank's shard."""
     tensor = tensor.detach()
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
@@ -309,9 +305,7 @@ class LiveState:
         return names, [(name, fingerprint(tensor)) for name, tensor in tensors if _is_state(tensor, known)]
 
     def _objects(self) -> list[Any]:
-        """Return the objects that may hold state, without the objects to which only this recorder still
-        refers.
-        """
+        """Return the objects that may hold state, except objects to which only this recorder still refers."""
         if not self._frozen:
             self._frozen = [each for each in gc.get_objects() if _may_hold_state(each)]
             gc.freeze()

@@ -56,7 +56,7 @@ T = TypeVar("T")
 _Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 AHEAD_S = 0.02
-"""Seconds of work that all calls that are sent in advance contain together."""
+"""Total seconds of work in the calls that are sent in advance."""
 MOST_AHEAD = 2_000
 """Maximum number of calls that are sent in advance."""
 LOOK_EVERY = 32

@@ -204,7 +204,7 @@ def range_test(worker: Worker, rates: Sequence[float], metric: str, threshold: f
     """Run a `RangeTest` that trains one step at each of `rates`; return the smoothed losses."""
     operator = worker.operator
     test = RangeTest(rates, metric, threshold, worker._strategy.group)
-    begin = getattr(operator, "begin_range_test", None)  # the operator has its own training loop
+    begin = getattr(operator, "begin_range_test", None)  # only an operator with its own loop has this method
     if begin is None:
         _begin_range_test(operator, test)
     else:

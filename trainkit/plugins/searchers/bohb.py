@@ -102,9 +102,7 @@ class Observations:
         self.version += 1
 
     def basis(self, enough: Enough) -> list[Observation] | None:
-        """Return the observations at the largest budget that has enough observations for a model; None if no
-        budget has enough.
-        """
+        """Return the observations at the largest budget that has enough for a model; else None."""
         budgets = sorted(self._judged, reverse=True)
         for budget in budgets:
             losses = dict(self._evaluated) if budget == budgets[0] else {}

@@ -95,9 +95,7 @@ def remove_all(outdated: Iterable[Path]) -> None:
 
 
 def aside_of(path: Path, writer: int, host: int) -> Path:
-    """Return the temporary folder that a writer (a process on a machine) fills before the folder replaces
-    `path`.
-    """
+    """Return the temporary folder that the process `writer` of a machine fills before it replaces `path`."""
     return path.with_name(f".{path.name}.writing-{host:08x}-{writer}")
 
 
@@ -131,9 +129,7 @@ def _take_place(aside: Path, path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two folders in one step; return False if the operating system or the file system can't do
-    this.
-    """
+    """Exchange two folders in one step; return False if the system or its file system can't do this."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False

@@ -382,9 +382,7 @@ class _PreparedLoader(PlacedLoader):
         self._ahead = ahead
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next epoch, which decides the order of the samples, for any number of
-        workers.
-        """
+        """Set the number of the next epoch, which decides the order of samples for any number of workers."""
         draws = self._order().get("sampler") == RandomSampler.__name__
         if draws and self._world_size == 1 and self.generator is None and self.batch_size is not None:
             self._loader = _shared(self._loader)

@@ -1,5 +1,4 @@
-"""Checkpoints that a trainer writes by itself: when a checkpoint is due, its folder, and which earlier
-checkpoints are kept.
+"""Checkpoints that a trainer writes by itself: when they are due, their folder, and which are kept.
 
     <checkpoint_dir>/checkpoint_000007    a complete checkpoint (files.py); a later one has a higher number
     <checkpoint_dir>/metrics.json         the epoch's metrics of each checkpoint that was written at its end
@@ -340,9 +339,7 @@ class AutomaticCheckpoints:
             self._warn_without_score()
 
     def note_update(self, progress: Progress, metric: float) -> None:
-        """Note a call of `update_scheduler` in the checkpoint at an epoch's end, if the checkpoint has this
-        progress.
-        """
+        """Note a call of `update_scheduler` in the checkpoint at an epoch's end, if it has this progress."""
         last = self._last
         if last.path is not None and last.progress == progress and self._folder.has_metrics(last.path):
             with self._saves.logged():

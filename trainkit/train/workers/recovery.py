@@ -23,8 +23,7 @@ class Effect(Enum):
     NOTHING = "nothing"
     """The call only reads the state, so the snapshot stays valid."""
     SMALL = "small"
-    """The call may change only random generators, schedulers, learning rates and the operator's own state, so
-    only these are saved again.
+    """The call may change only generators, schedulers, rates and the operator's state, which are saved again.
     """
     REPEATABLE = "repeatable"
     """The call has the same effect on a restored state, so it is recorded, and repeated after a restore."""
@@ -132,8 +131,8 @@ def lost_session_text(
         lost: text that says how the session was lost.
         method: name of the running method.
         ended_by: the user who ended the session with `trainkit stop`; "" if no user did.
-        in_a_row: how many times in a row `method` has lost its session. The message names the number if it is
-            4 or more, which is too many.
+        in_a_row: how many times in a row `method` has lost its session, if that is why the workers are not
+            replaced; then 4 or more.
         has_snapshot: True if the workers' state before the call can be restored.
     """
     if ended_by:

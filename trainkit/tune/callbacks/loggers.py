@@ -299,7 +299,8 @@ class JsonLoggerCallback(FileLoggerCallback):
         self._empty: set[str] = set()
         """Ids of trials without a result.json.
 
-        The file is created only with the first result, as creating it takes as long as writing ten lines.
+        The file is created with the first results or at the trial's end, as creating it takes as long as ten
+        lines.
         """
 
     def log_trial_start(self, trial: Trial) -> None:

@@ -27,9 +27,7 @@ _POLICIES: dict[str, Callable[..., Any]] = {
 }
 
 _NOT_KEPT = ("seed", "chdir_to_trial_dir")
-"""Settings of a TuneConfig that are stored elsewhere: the seed as a property of the experiment, the folder
-setting in the RunConfig.
-"""
+"""TuneConfig settings stored elsewhere: `seed` among the experiment's facts, the other in the RunConfig."""
 
 # A restore creates only the objects of these settings from the file. The user must pass all other objects
 # again.

@@ -403,9 +403,7 @@ class TrialScheduler(ABC):
         """
 
     def on_no_more_trials(self) -> None:
-        """Handle the state that no new trial follows, for good or until a paused trial resumes; may be called
-        again.
-        """
+        """Handle that no new trial follows, for good or until a paused trial resumes; may be called again."""
 
 
 def score_of(value: Any, mode: str | None) -> float:

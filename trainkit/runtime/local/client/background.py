@@ -60,9 +60,7 @@ class BackgroundThread:
         return threading.current_thread() is self._thread
 
     def watch(self, conn: Watched, why: Hashable) -> None:
-        """Read `conn` until it closes, or until `unwatch` was called for each reason with which `watch` was
-        called.
-        """
+        """Read `conn` until it closes, or until `unwatch` has undone each `watch`."""
         with self._lock:
             reasons = self._watched.setdefault(conn, set())
             if not reasons or reasons == _END_ALONE:

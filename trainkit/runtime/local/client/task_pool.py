@@ -282,9 +282,7 @@ class TaskPool:
             self._node.tell(Cancel(lease.worker_id or 0, task.refs[0].id, recursive))
 
     def learn(self, function: int, each_s: float, at_least: bool = False) -> None:
-        """Record that a run of `function` takes `each_s` seconds; with `at_least`, it takes `each_s` seconds
-        or longer.
-        """
+        """Record that a run of `function` takes `each_s` seconds, or with `at_least` no less."""
         with self._lock:
             known = self._each_s.pop(function, each_s)
             self._each_s[function] = max(known, each_s) if at_least else (known + each_s) / 2

@@ -170,9 +170,7 @@ class Waiter:
         self._brief_call: tuple[Any, ...] = ()
         self._brief_left = _BRIEF_WAITS
         self._lent_for: dict[int, Sequence[LocalRef]] = {}
-        """Lists of references that the main thread waits for while the CPUs are lent, by the `id` of each
-        list.
-        """
+        """Lists of references for which the main thread waits with lent CPUs, by the `id` of each list."""
 
     def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
         deadline = None if timeout_s is None else SYSTEM.monotonic() + timeout_s

@@ -18,9 +18,7 @@ _WORKER_PREFIX = "tk-"  # process names of workers begin with this text
 
 
 GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
-"""Errors that occur when this process inspects a process that has ended, has closed the descriptor, or
-belongs to another user.
-"""
+"""Errors of inspecting a process that has ended, has closed the descriptor, or belongs to another user."""
 
 
 class OpenSegment(NamedTuple):

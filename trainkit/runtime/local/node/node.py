@@ -47,9 +47,7 @@ LOG = "node.log"
 """File in the session's folder for the node's output after the driver has ended."""
 
 _LOOK_S = 1.0
-"""Interval at which the queue is served even if no resources became free, as a request blocks later requests
-only for a limited time.
-"""
+"""Interval for serving the queue even if no resources became free, as requests block others temporarily."""
 _END_S = 10.0
 _LAST_WORDS_S = 0.25
 """Time for which the node outlives the last detached actor, so that callers can ask how the actor ended."""
