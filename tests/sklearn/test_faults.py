@@ -89,7 +89,7 @@ class TestOneCandidate:
         endless = search(["fine", "sleep"], refit=True)
         budget = 1.0
         with pytest.warns(
-            UserWarning, match=r"time budget.*: 1 candidate .* incomplete.*evaluates only what is missing"
+            UserWarning, match=r"time budget.*: 1 candidate .* incomplete.*evaluates only the missing folds"
         ):
             while not hasattr(endless, "cv_results_"):  # a busy machine may need longer for the other one
                 with contextlib.suppress(ConfigError):
@@ -154,7 +154,9 @@ class TestAllCandidates:
         with pytest.raises(ConfigError, match="a second fit samples new candidates"):
             drawn.fit(X, Y)
         drawn.set_params(random_state=0)
-        with pytest.raises(ConfigError, match="a second fit on the same data evaluates only what is missing"):
+        with pytest.raises(
+            ConfigError, match="a second fit on the same data evaluates only the missing folds"
+        ):
             drawn.fit(X, Y)
 
     def test_cut_off_is_an_error_that_says_so(self) -> None:

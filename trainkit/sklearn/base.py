@@ -495,7 +495,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             return "with early stopping, a second fit starts from the beginning"
         if getattr(self, "random_state", 0) is None:
             return "a second fit samples new candidates; with random_state it evaluates only the missing ones"
-        return "a second fit on the same data evaluates only what is missing"
+        return "a second fit on the same data evaluates only the missing folds"
 
     def _outcomes(self, candidates: Sequence[CandidateResult]) -> list[Outcome]:
         """Return the outcome of each fold of each candidate, in one list."""

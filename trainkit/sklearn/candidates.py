@@ -170,7 +170,7 @@ def _expression_of(name: str, leaf: Any) -> Any:
             return hp.normal(name, leaf.mean, leaf.sd)
         case Categorical():
             return hp.choice(name, list(leaf.categories))
-    raise SpaceError(f"{name}: {leaf} cannot be combined with expressions of hyperopt: write it as one too")
+    raise SpaceError(f"{name}: {leaf} can't be combined with hyperopt's expressions: use only expressions")
 
 
 def domain_of(name: str, given: Any) -> Domain:

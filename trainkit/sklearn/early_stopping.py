@@ -212,7 +212,7 @@ def _require_agreement(scheduler: TrialScheduler, max_iters: int, metric: str | 
     require_goal(deciding, name, metric, mode)
     if isinstance(deciding, ParetoScheduler):
         raise ConfigError(
-            f"{name} compares several metrics, but a search compares the one that refit names: use a "
+            f"{name} compares several metrics, but a search compares only the metric named by refit: use a "
             "different scheduler, such as early_stopping=True"
         )
     if deciding.time_attr not in AUTOMATIC:

@@ -577,7 +577,7 @@ def warn_if_few(found: SearchResult, search: CandidateSource) -> None:
         name = type(search.searcher).__name__
         warnings.warn(
             f"n_trials={asked}, but only {given} candidates were evaluated, because {name} suggested "
-            "no further ones. If the space has no others, TuneGridSearchCV evaluates all of it",
+            "no further candidates. If the space has no others, TuneGridSearchCV evaluates the whole space",
             UserWarning,
             stacklevel=4,
         )

@@ -95,7 +95,7 @@ def names_of_settings(space: str, refit: object, tune_params: Mapping[str, Any] 
         refit: `refit` of the search, which selects the optimized score.
         tune_params: `tune_params` of `fit`; the settings in this dictionary keep the tuner's names.
     """
-    known = {**_ARGUMENTS, "param_space": space, "metric": f"the score that refit={refit!r:.100} goes by"}
+    known = {**_ARGUMENTS, "param_space": space, "metric": f"the score that refit={refit!r:.100} selects"}
     names = {name: argument for name, argument in known.items() if name not in (tune_params or ())}
     return SettingNames(names, other="tune_params={{{!r}: ...}}", resume="fit again")
 

@@ -557,7 +557,9 @@ class TrainingOperator:
                 f"{len(held.optimizers)}: override {step}"
             )
         if self.criterion is None:
-            raise ConfigError(f"the default {step} needs a loss: call register(criterion=...) or override it")
+            raise ConfigError(
+                f"the default {step} needs a loss: call register(criterion=...), or override {step}"
+            )
         return held.models[0], self.criterion
 
 

@@ -106,9 +106,9 @@ def test_the_same_samples_on_another_number_of_ranks(tmp_path: Path) -> None:
         ("forgets_place", "epoch begun again", "step 13 trains on the first batch of an epoch (step 11's)"),
         ("order", "order of an epoch", "the order of epoch 3 is that of epoch 2, first at step 21"),
         ("order_at_once", "order of an epoch", "the order of epoch 2 is that of epoch 1, first at step 13"),
-        ("accumulation", "accumulation", "step 13 accumulates is 1, undisturbed 2"),
+        ("accumulation", "accumulation", "step 13 accumulates is 1, but 2 in the undisturbed run"),
         ("scheduler", "settings", "the learning rate at step 15 is 0.00"),
-        ("wrong_step", "settings", "the learning rate at step 13 is 0.01, undisturbed 0.00142857143"),
+        ("wrong_step", "settings", "the learning rate at step 13 is 0.01, but 0.00142857143"),
         ("optimizer", "optimizer", "optimizer 1 (Adam) begins without its state (step, exp_avg, exp_avg_sq)"),
         ("one_optimizer", "optimizer", "optimizer 2 (SGD) begins without its state (momentum_buffer)"),
         ("ema", "state", "AveragedModel.module.0.0.bias"),
@@ -157,4 +157,4 @@ def test_the_script_of_the_page(tmp_path: Path) -> None:
     assert without != script
     (tmp_path / "train.py").write_text(without)
     first = check(tmp_path, str(tmp_path / "train.py"), code=1)["findings"][0]
-    assert first["what"] == "the learning rate at step 13 is 0.0099, undisturbed 0.00886384872"
+    assert first["what"] == "the learning rate at step 13 is 0.0099, but 0.00886384872 in the undisturbed run"

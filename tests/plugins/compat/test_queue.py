@@ -86,7 +86,7 @@ def test_put_and_get(engine: str):
     queue.put_nowait("second")
     assert queue.full()
     assert (len(queue), queue.qsize(), queue.size()) == (2, 2, 2)
-    with pytest.raises(Full, match="holds 2 items"):
+    with pytest.raises(Full, match="maxsize is 2"):
         queue.put_nowait("third")
     with pytest.raises(Full):
         queue.put("third", timeout=0.01)

@@ -124,7 +124,7 @@ def test_every_verb(hand: type[Mouse], browser: Browser, tmp_path: Path) -> None
         expect(statuses.filter(has_text="paused")).to_have_count(2)
         expect(statuses.filter(has_text="running")).to_have_count(0)
         who.press("Resume")
-        who.answered("the experiment goes on")
+        who.answered("the experiment resumes")
         expect(statuses.filter(has_text="running")).to_have_count(2)
 
         first, second = who.running()

@@ -45,7 +45,7 @@ HISTORY = [
         "checkpoint pause at their next report, and the others continue",
     ),
     (False, "pause", {}, "the experiment was paused already by WHO"),
-    (True, "resume", {}, "the experiment goes on"),
+    (True, "resume", {}, "the experiment resumes"),
     (True, "stop", {}, "the experiment ends, and trials that run end at their next report"),
 ]
 

@@ -116,13 +116,13 @@ def flip_a_bit(data: bytes) -> bytes:
             lambda _: json.dumps({"format": files.FORMAT}).encode(),
             "can't be read: 'version'",
         ),
-        ("checkpoint.json", lambda _: b"{}", "its checkpoint.json is foreign"),
+        ("checkpoint.json", lambda _: b"{}", "its checkpoint.json has other content"),
         (
             "checkpoint.json",
             lambda data: json.dumps({**json.loads(data), "version": 99}).encode(),
             "format version 99, but this trainkit reads up to 1",
         ),
-        ("checkpoint.json", lambda _: b"[]", "its checkpoint.json is foreign"),
+        ("checkpoint.json", lambda _: b"[]", "its checkpoint.json has other content"),
     ],
 )
 def test_damage_is_found_and_told(tmp_path: Path, name: str, change: Any, text: str) -> None:

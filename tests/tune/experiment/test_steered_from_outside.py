@@ -62,7 +62,7 @@ def test_a_trial_and_then_all_are_paused_and_go_on_over_a_kill(driver, capsys):
     assert "command: pause by ann: nothing starts until" in told
     assert re.search(rf"command: pause {driver.trials()[0].name} by .+: ", told), told
     assert main(["resume", folder]) == 0
-    assert capsys.readouterr().out == "the experiment goes on\n"
+    assert capsys.readouterr().out == "the experiment resumes\n"
     assert eventually(lambda: driver.reports(2) > before[2])
     assert driver.reports(0) == before[0], "it was paused by itself"
     assert asked.status()["held"] == [driver.trials()[0].trial_id]

@@ -51,7 +51,7 @@ def test_a_trial_outlives_the_folder_that_the_program_runs_in(
     (result,) = fit(trainable, run={"chdir_to_trial_dir": chdir})
     assert result.error is None
     assert "TUNE_ORIG_WORKING_DIR" not in os.environ
-    assert ("can't be returned to" in caplog.text) == chdir
+    assert ("can't return to" in caplog.text) == chdir
     assert "''" not in caplog.text, "a folder that is gone has no name"
 
 

@@ -145,7 +145,9 @@ class Report:
         ]
         lines += [f"note: {note}" for note in self.notes]
         if not self.findings:
-            return "\n".join([*lines, f"exact: all {self.steps} steps are those of the undisturbed run"])
+            return "\n".join(
+                [*lines, f"exact: all {self.steps} steps equal the steps of the undisturbed run"]
+            )
         first, *others = self.findings
         return "\n".join([*lines, f"DIFFERENT: {first}", *(f"  also: {each.what}" for each in others)])
 

@@ -16,17 +16,17 @@ ADVICE = {
     "state": "save model.state_dict() with its buffers, and averages (EMA) and copies of the weights",
     "accumulation": "write checkpoints after an optimizer step only, or save the gradients as well",
     "shuffled": "save the state of the generator that shuffles",
-    "epoch begun again": "save the number of batches that the epoch's steps have used, and skip as many",
-    "batch repeated": "save the number of batches after the step that uses the last one, and skip as many",
-    "batch left out": "save the number of batches that steps have used, not that the loader has read",
+    "epoch begun again": "save the number of batches that the epoch has used, and skip this number",
+    "batch repeated": "save the number of used batches after the optimizer's step, and skip this number",
+    "batch left out": "save the number of batches that steps have used, not the number of loaded batches",
     "order of an epoch": "shuffle by the saved epoch, as sampler.set_epoch(epoch) does, or save generators",
     "samples": "save the states of generators and samplers, or seed each epoch's order and augmentation",
     "generator": "save the states of all generators, such as torch.get_rng_state(), of every rank",
-    "loss": "save what it depends on, such as a count, or call torch.use_deterministic_algorithms(True)",
-    "shares": "share out the global batches of one order over the ranks, and count them as the place",
+    "loss": "save what the loss depends on, such as counts, or call torch.use_deterministic_algorithms(True)",
+    "shares": "divide each global batch of one common order among the ranks, and save their number",
     "scale": "keep the global batch, and average the gradients over it",
     "failed": "mend this error, which a run from the start does not have",
-    "ended": "compute the remaining epochs and steps from the checkpoint's",
+    "ended": "compute the remaining epochs and steps from the epoch and step in the checkpoint",
     "began again": "write a checkpoint into the working folder or {run} in these steps; load it at the start",
     "not reproducible": "seed torch, numpy and random, and keep all files in the working folder or {run}",
 }
@@ -174,7 +174,9 @@ def _weights(place: Place, found: Step) -> Iterator[Finding]:
     else:
         equal = f"{len(found.weights) - len(names)} of {len(expected.weights)}"
         near = f"nearest: {place.name}, where {equal} parameters are equal, but not {listed}"
-        yield place.finding("weights", f"the script resumes with weights of no undisturbed step ({near})")
+        yield place.finding(
+            "weights", f"the script resumes with weights that no undisturbed step has ({near})"
+        )
 
 
 def _optimizer(place: Place, found: Step) -> Iterator[Finding]:
@@ -194,7 +196,7 @@ def _settings(place: Place, found: Step) -> Iterator[Finding]:
         for name in (name for name in ours if ours[name] != theirs.get(name)):
             words = "the learning rate" if name == "lr" else f"the optimizer's {name}"
             of_group = f" of parameter group {group}" if len(expected) > 1 else ""
-            values = f"{_short(theirs.get(name))}, undisturbed {_short(ours[name])}"
+            values = f"{_short(theirs.get(name))}, but {_short(ours[name])} in the undisturbed run"
             yield place.finding("settings", f"{words}{of_group} at {place.name} is {values}")
 
 
@@ -206,7 +208,7 @@ def _samples(place: Place, found: Step) -> Iterator[Finding]:
 def _explain_samples(place: Place, found: Step) -> tuple[str, str]:
     expected = place.expected
     if len(found.losses) < len(expected.losses):
-        counts = f"{len(found.losses)}, undisturbed {len(expected.losses)}"
+        counts = f"{len(found.losses)}, but {len(expected.losses)} in the undisturbed run"
         return "accumulation", f"the number of batches whose gradients {place.name} accumulates is {counts}"
     if Counter(found.samples) == Counter(expected.samples):
         return "shuffled", f"{place.name} has its samples in a different order"
@@ -228,7 +230,7 @@ def _explain_samples(place: Place, found: Step) -> tuple[str, str]:
     if offset == 0 or known.issuperset(found.samples):
         return "order of an epoch", f"the order of epoch {epoch} differs, first at {place.name}"
     drawn = "".join(f" ({name}'s generator differs)" for name in _unequal_generators(expected, found))
-    return "samples", f"{place.name} trains on samples that the undisturbed run doesn't use there{drawn}"
+    return "samples", f"{place.name} trains on samples that the undisturbed run never uses{drawn}"
 
 
 def _state(place: Place, found: Step) -> Iterator[Finding]:
@@ -246,7 +248,7 @@ def _loss(place: Place, found: Step) -> Iterator[Finding]:
     # Values are compared by their `repr`, because two NaN have equal representations.
     if repr(expected.losses) != repr(found.losses):
         ours, theirs = (_short(sum(step.losses) / max(len(step.losses), 1)) for step in (expected, found))
-        what = f"the loss of {place.name} is {theirs}, undisturbed {ours}"
+        what = f"the loss of {place.name} is {theirs}, but {ours} in the undisturbed run"
         if generators := _unequal_generators(expected, found):
             whose = f"rank {found.rank}'s generator" if found.world_size > 1 else "the generator's state"
             yield place.finding("generator", f"{what}; {whose} ({', '.join(generators)}) differs")

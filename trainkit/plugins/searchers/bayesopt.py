@@ -342,7 +342,7 @@ class BayesOptSearch(RefittedSearcher[Box]):
 def _checked_utility(given: Mapping[str, Any]) -> dict[str, Any]:
     require(
         isinstance(given, Mapping) and given.keys() <= _UTILITY.keys(),
-        f"utility_kwargs={given!r}: it may have {', '.join(_UTILITY)}",
+        f"utility_kwargs={given!r} may only contain {', '.join(_UTILITY)}",
     )
     utility = {**_UTILITY, **given}
     require_one_of("utility_kwargs: kind", utility["kind"], _KINDS)

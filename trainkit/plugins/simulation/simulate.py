@@ -345,5 +345,5 @@ def _require_end(tune: TuneConfig, run: RunConfig, *limits: float | None) -> Non
         or any(limit is not None for limit in (*limits, tune.time_budget_s))
         or run.stop is not None
         or run.failure_config.max_failed_trials is not None,
-        "num_samples=-1 without an end: give horizon_s or max_work, or a number of samples",
+        "num_samples=-1 never ends: give horizon_s or max_work, or a number of samples",
     )

@@ -279,7 +279,9 @@ def read(path: Path, *, rank: int = 0, world_size: int = 1) -> tuple[dict[str, A
     try:
         content = json.loads((where / _METADATA).read_text())
         if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise CheckpointError(f"{path} is not a checkpoint of TorchTrainer: its {_METADATA} is foreign")
+            raise CheckpointError(
+                f"{path} is not a TorchTrainer's checkpoint: its {_METADATA} has other content"
+            )
         if content["version"] > VERSION:
             raise CheckpointError(
                 f"{path} has format version {content['version']}, but this trainkit reads up to {VERSION}"

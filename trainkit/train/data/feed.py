@@ -428,9 +428,9 @@ class Feed:
         sizes = replace(sizes, samples=sizes.samples - consumed)
         if self._every > 1 and self._asked is not None and self._asked - first > sizes.steps:
             raise CheckpointError(
-                f"num_steps={self._asked} needs several passes over the train_loader, which can't continue "
-                "in the middle with grad_accumulation_steps and a different global batch size: use the "
-                "global batch size of the checkpoint"
+                f"an interrupted train(num_steps={self._asked}) with several passes over its loader can't "
+                "continue with grad_accumulation_steps and a different global batch size: use the global "
+                "batch size of the checkpoint"
             )
         self._rest, self._weights = (first, sizes), None
 

@@ -138,7 +138,7 @@ def advanced(loader: Any, position: Position) -> tuple[Any, Rest]:
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         if skipped % (position.unit or 1):
             raise CheckpointError(
-                f"{skipped} samples of the stream were used, which are no whole number of batches of "
+                f"{skipped} samples of the stream were used, not a multiple of the batch size "
                 f"{position.unit}: use the same global batch size as before, or another number of workers"
             )
         rest = Rest(loader, skipped // (position.unit or 1), ahead=0)

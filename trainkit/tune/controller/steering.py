@@ -119,7 +119,7 @@ def _resume(state: ControllerState, event: ev.CommandGiven) -> str:
         _take(state, event)
         for each in [each for each in state.held.values() if not steering.keeps_aside(each.trial_id)]:
             _let_go_on(state, each, event.time)
-        return "the experiment goes on"
+        return "the experiment resumes"
     name = f"trial {trial.trial_id}"
     if trial.trial_id not in steering.holds:
         if steering.paused_by:
@@ -183,7 +183,7 @@ def _set(state: ControllerState, event: ev.CommandGiven) -> str:
     budget_s, spent_s = given.get("time_budget_s"), event.time - state.began
     if budget_s is not None and budget_s != -1 and budget_s <= spent_s:
         raise ConfigError(
-            f"time_budget_s={budget_s:g}: the run already took {spent_s:.3g} s; give more, or stop it"
+            f"time_budget_s={budget_s:g}: the run already took {spent_s:.3g} s: give a larger budget"
         )
     if "num_samples" in given:
         _resize(state, given["num_samples"], event.time)

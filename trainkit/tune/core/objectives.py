@@ -38,7 +38,7 @@ def objectives_of(metric: Any, mode: Any) -> tuple[Objective, ...]:
     require(
         fits and len(metric) > 1 and all(map(is_name, metric)) and len(set(metric)) == len(metric),
         f"metric={metric!r} and mode={mode!r}: for several objectives give two lists of one length, such as "
-        "metric=['accuracy', 'latency'], mode=['max', 'min']; for one, a name each",
+        "metric=['accuracy', 'latency'], mode=['max', 'min']; for one objective, give a name and a mode",
     )
     for each in mode:
         require(each in ("min", "max"), f"mode={mode!r}: {each!r} is neither 'min' nor 'max'")

@@ -119,7 +119,7 @@ def as_request(resources: Any) -> PlacementGroupFactory:
         if extra := sorted(set(resources) & {"extra_cpu", "extra_gpu", "extra_memory"}):
             raise TuneArgumentError(
                 f"resources={dict(resources)!r}: {extra[0]} was for processes that a trial starts; give "
-                "tune.PlacementGroupFactory([{'CPU': 1}, {'CPU': 1}]), a bundle for the trial, one for each"
+                "tune.PlacementGroupFactory([{'CPU': 1}, {'CPU': 1}]), with one bundle for each process"
             )
         plain = dict(resources)
         custom = plain.pop("custom_resources", None) or {}

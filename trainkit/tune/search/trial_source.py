@@ -333,7 +333,7 @@ class TrialSource:
         if total == total_before and num_samples != before:
             many = "changes nothing" if total is None else f"makes {total} trials, as before"
             problem = (
-                f"{many}, as {self.name} counts trials: give another number, add configurations one by one"
+                f"{many}, by the count of {self.name}: give another number, add configurations one by one"
             )
         elif total is not None and total < enough:
             problem = f"makes {total} trials, but {enough} are already suggested: use a larger number"

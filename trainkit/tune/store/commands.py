@@ -176,5 +176,5 @@ def _command_in(text: str) -> tuple[str, str, dict[str, Any], str]:
     json.dumps(read, ensure_ascii=False).encode()
     command = str(read["by"]), str(read["verb"]), dict(read["arguments"]), str(read["id"])
     if not command[0]:
-        raise ValueError("nobody has given it")
+        raise ValueError("its sender is missing")
     return command

@@ -384,7 +384,7 @@ def stored_address(facts: Mapping[str, Any], name: str, run: RunConfig | None) -
     if stored["filesystem"] is not None:
         raise ConfigError(
             f"this experiment is copied to {stored['address']} by storage_filesystem="
-            f"{stored['filesystem']}(...), which its file cannot hold: give both again, as "
+            f"{stored['filesystem']}(...), which can't be stored in a file: pass it again, as "
             "Tuner.restore(path, trainable, "
             "run_config=tune.RunConfig(storage_path=..., storage_filesystem=...))"
         )

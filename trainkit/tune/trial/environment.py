@@ -165,7 +165,7 @@ def _leave(before: str | None, is_first: bool, moved: Moved) -> None:
         os.chdir(before)
     except OSError as error:  # an error here must not lose the trial's result
         logger.warning(
-            "the folder that the program ran in%s can't be returned to (%s), so the process stays in the "
+            "the process can't return to the program's folder%s (%s), so it stays in the "
             "folder of the trial: run programs in a folder that exists until all trials end",
             *((f", {before!r},", error) if before else ("", "it was removed before the trial")),
         )

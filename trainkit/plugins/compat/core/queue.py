@@ -73,7 +73,7 @@ class Queue:
             Full: the queue is full, or stayed full for `timeout` seconds.
         """
         if not get(self._actor.put.remote(item, _patience(block, timeout))):
-            raise Full(f"the queue holds {self.maxsize} items, as many as it may")
+            raise Full(f"the queue is full: its maxsize is {self.maxsize}")
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """Remove and return the first item.
@@ -90,7 +90,7 @@ class Queue:
     async def put_async(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         """Do the same as `put`, without blocking the event loop."""
         if not await self._actor.put.remote(item, _patience(block, timeout)):
-            raise Full(f"the queue holds {self.maxsize} items, as many as it may")
+            raise Full(f"the queue is full: its maxsize is {self.maxsize}")
 
     async def get_async(self, block: bool = True, timeout: float | None = None) -> Any:
         """Do the same as `get`, without blocking the event loop."""

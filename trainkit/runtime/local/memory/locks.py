@@ -73,7 +73,7 @@ def span_of(fd: int) -> Span:
             found = _parsed(line.decode())
             if found is not None:
                 return Span(*found[1:])
-    raise RuntimeError(f"{name} arrived as an object in shared memory, but has no lock on it")
+    raise RuntimeError(f"{name} was received as an object in shared memory, but no process has locked it")
 
 
 def _parsed(line: str) -> tuple[int, int, int, bool] | None:
