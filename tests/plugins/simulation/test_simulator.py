@@ -179,7 +179,7 @@ def test_what_the_objective_raises_is_its_trial_s_failure():
         ({"resume": "yes"}, "resume='yes'"),
         ({"seed": -1}, "seed=-1"),
         ({"tune_config": tune.TuneConfig(seed=1), "seed": 2}, "differ; give it in one place"),
-        ({"tune_config": tune.TuneConfig(num_samples=-1)}, "num_samples=-1 without an end"),
+        ({"tune_config": tune.TuneConfig(num_samples=-1)}, "num_samples=-1 never ends"),
         ({"run_config": tune.RunConfig(name="x", verbose=0)}, "run_config gives name, verbose"),
         ({"objective": 3}, "objective=3"),
         ({"objective": lambda config: {}}, r"too many positional arguments; its arguments are \(config"),
