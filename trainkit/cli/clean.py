@@ -35,7 +35,8 @@ class Clean(Command):
 
     def run(self, arguments: argparse.Namespace) -> int:
         folder = experiment_folder(arguments.experiment)
-        with contextlib.closing(ExperimentStore.open(folder)) as store:  # this also locks the experiment
+        # opening the store also locks the experiment
+        with contextlib.closing(ExperimentStore.open(folder)) as store:
             overview = Overview.of(folder, 0.0)
             kept = _best_trial(overview) if arguments.keep_best else None
             doomed = [

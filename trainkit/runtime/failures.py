@@ -224,7 +224,7 @@ def raisable(failure: TaskError) -> Exception:
     """
     cause = failure.cause
     if isinstance(cause, TrainkitError) and not isinstance(failure, ConstructorError):
-        if isinstance(cause, TaskError):  # a task passed on an error that can't be rebuilt
+        if isinstance(cause, TaskError):  # the failed task only passed on an earlier task's error
             cause.remote_traceback = failure.remote_traceback
         else:
             cause.__cause__ = RemoteTraceback(failure.remote_traceback)

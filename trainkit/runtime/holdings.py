@@ -182,9 +182,7 @@ def _is_history(name: str) -> bool:
 
 
 def _assigned_name(frame: FrameType) -> str | None:
-    """Return the name that the running statement of `frame` assigns the result of a call to;
-    None for any other statement.
-    """
+    """Return the name to which the running statement of `frame` assigns the result of a call; else None."""
     source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
     with contextlib.suppress(SyntaxError):
         for node in ast.parse(source).body:

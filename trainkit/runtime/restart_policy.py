@@ -45,9 +45,7 @@ class ExitRecord:
 
 
 def should_retry(exit_: ExitRecord, retries_left: int) -> bool:
-    """Return True if a task is retried after its worker has ended in this way;
-    `retries_left=-1` means no limit.
-    """
+    """Return True if a task is retried after this end of its worker; `retries_left=-1` means no limit."""
     return retries_left != 0 and not exit_.requested
 
 
@@ -69,9 +67,7 @@ def restarts_left(max_restarts: int, restarts: int) -> int:
 
 
 def should_restart(exit_: ExitRecord, restarts_left: int) -> bool:
-    """Return True if an actor is restarted after its process has ended
-    in this way, whatever the exit code.
-    """
+    """Return True if an actor is restarted after this end of its process, whatever the exit code."""
     return restarts_left != 0 and (exit_.may_restart or not exit_.requested)
 
 

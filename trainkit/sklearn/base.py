@@ -57,7 +57,7 @@ NO_FITS = "No fits were performed. Was the CV iterator empty? Were there no cand
 
 def _refitted_with(method: str) -> Any:
     def check(search: Any) -> bool:
-        getattr(search.best_estimator_, method)  # an AttributeError names the method
+        getattr(search.best_estimator_, method)  # raises an AttributeError that names the method
         return True
 
     return check

@@ -198,7 +198,7 @@ def trained_step(estimator: Any, *, last_step: bool) -> Any:
         return estimator
     if not last_step:
         if hasattr(estimator, "partial_fit") or "warm_start" in estimator.get_params(deep=False):
-            return estimator  # a user's own pipeline class
+            return estimator  # the pipeline's class is the user's own class
         raise ConfigError(
             "early_stopping: a whole Pipeline can't train in portions: set pipeline_auto_early_stop=True to "
             "train only its last step in portions, or early_stopping=None"

@@ -250,7 +250,8 @@ def outcomes_left_in(parent: Path, name: str, folds: int) -> dict[str, list[Outc
         StoreError: an experiment's file is damaged, or was not written by trainkit.
     """
     made = itertools.takewhile(lambda folder: folder.exists(), (parent / each for each in _names(name)))
-    folders = [folder for folder in made if (folder / FILENAME).exists()]  # other folders are empty
+    # folders without this file are empty
+    folders = [folder for folder in made if (folder / FILENAME).exists()]
     reports: list[Mapping[str, Any]] = []
     for folder in reversed(folders):
         with ExperimentReader(folder) as reader:

@@ -217,8 +217,8 @@ class TrainingOperator:
 
         Raises:
             ConfigError: a loader can't be iterated over or shared among workers, `uneven_inputs` has an
-                unknown value, `sample_seed` is given with a loader of no map-style data set, or
-                `use_stateful_dataset` with a loader of no iterable data set that has a state.
+                unknown value, or an argument does not fit the loaders: `sample_seed` needs a map-style data
+                set, and `use_stateful_dataset` an iterable data set that has a state.
         """
         if uneven_inputs not in get_args(Uneven):
             raise ConfigError(

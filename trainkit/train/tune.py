@@ -157,7 +157,7 @@ def initial_hyperparameters(operator: TrainingOperator) -> Hyperparameters | Non
 
 
 def _steering(operator: TrainingOperator) -> tuple[Sequence[torch.optim.Optimizer], Sequence[Any]]:
-    """Return the optimizers and schedulers that train: the registered ones, or Lightning's."""
+    """Return the optimizers and schedulers in use: the registered objects, or Lightning's own."""
     trainer = getattr(operator, "lightning_trainer", None)
     if trainer is None:
         return operator._registered.optimizers, operator._registered.schedulers

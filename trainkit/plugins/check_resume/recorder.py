@@ -222,7 +222,7 @@ def _tensors(value: Any) -> Iterator[Any]:
 
 
 def rows_of(inputs: object) -> list[str]:
-    """Return a hash for each sample: the rows of all tensors that are as long as the first one."""
+    """Return a hash for each sample, which has a row of each tensor that is as long as the first tensor."""
     tensors = list(_tensors(inputs))
     arrays = [_bytes(tensor) for tensor in tensors if len(tensor) == len(tensors[0])]
     return [fingerprint(*rows) for rows in zip(*arrays, strict=True)]
@@ -326,7 +326,7 @@ def _may_hold_state(value: Any) -> bool:
 
 
 def _is_state(tensor: Any, known: set[int]) -> bool:
-    """Return True for a tensor with values of its own, which is no parameter of an optimizer."""
+    """Return True for a tensor with its own values that is not a parameter of an optimizer."""
     return not tensor.is_meta and tensor.grad_fn is None and _local(tensor).data_ptr() not in known
 
 

@@ -68,7 +68,7 @@ def map_unordered(
 
 
 class _Arriving:
-    """Set of object references, divided into finished and pending ones.
+    """Set of object references, divided into finished and pending references.
 
     The pending references are checked only when no finished reference is left. A check before each chunk
     would take time quadratic in the number of references.

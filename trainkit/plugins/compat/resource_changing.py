@@ -167,7 +167,7 @@ class DistributeResources:
 class DistributeResourcesToTopJob(DistributeResources):
     """Give all free resources to the best live trial; the other trials keep their current resources.
 
-    The best trial is the one whose last report has the best value of the metric, among the trials that may
+    The best trial is the trial whose last report has the best value of the metric, among the trials that may
     still grow. A trial shrinks only when more resources are in use than exist.
 
     Args:

@@ -232,7 +232,7 @@ def run(
     grid = tuner.fit()
     if raise_on_failed_trial and grid.num_errors:
         raise _failed(list(grid), grid.experiment_path) from grid.errors[0]
-    # The grid contains the metric and the mode.
+    # The metric and the mode need not be passed, because the grid contains them.
     return ExperimentAnalysis(grid.experiment_path, trials=grid)
 
 

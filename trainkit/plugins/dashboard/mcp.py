@@ -212,7 +212,7 @@ class Tools:
             sort: columns separated by commas, such as "loss"; default: the order in which trials were
                 suggested.
             descending: sort in descending order.
-            columns: columns separated by commas, instead of the default ones.
+            columns: columns separated by commas, instead of the default columns.
             offset: number of trials to skip at the beginning.
             limit: maximum number of trials, up to 200.
         """

@@ -22,8 +22,11 @@ MAX_HEAD = 32 * 1024
 REQUEST_S = 10.0
 """Seconds that a client has to send the head of a request, and again to send the body."""
 MAX_CONNECTIONS = 256
-"""Maximum number of connections of all clients together. If more than half of them exist, each new connection
-closes the one that has waited longest for a request."""
+"""Maximum number of connections of all clients together.
+
+If more than half of them exist, each new connection closes the connection that has waited longest for a
+request.
+"""
 READ_S = 30.0
 """Seconds that a client has to continue reading an answer after the output buffer has become full."""
 
@@ -156,7 +159,7 @@ class _Deadline:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, seconds: float, connection: H11Protocol) -> None:
-        """Close the connection after `seconds` seconds; if a timer is already running, keep that one."""
+        """Close the connection after `seconds` seconds; if a timer is already running, keep that timer."""
         if self._timer is None:
             self._timer = connection.loop.call_later(seconds, connection.transport.abort)
 

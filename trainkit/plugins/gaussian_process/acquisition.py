@@ -1,4 +1,4 @@
-"""Expected improvement, and the rows at which it is largest.
+"""Expected improvement, and the rows (encoded configurations) at which it is largest.
 
 Source: Ament, Daulton, Eriksson, Balandat, Bakshy, "Unexpected Improvements to Expected Improvement for
 Bayesian Optimization", NeurIPS 2023, for the logarithm.
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
 CANDIDATES = 400
-"""Number of the first candidates: half are random, half are near good results."""
+"""Number of the first candidates, of which half are random and half are near good results."""
 GOOD = 5
 """Number of good results near which candidates are drawn."""
 WIDTHS = (0.3, 0.1, 0.03)
-"""Deviations of the changes near good results, as shares of a range."""
+"""Standard deviations of the changes to good results, as shares of a parameter's range."""
 REFINED = 4
 """Number of the best candidates that are improved further."""
 NEIGHBOURS = 16
-"""Number of neighbours of each of these candidates, for each deviation of `CLOSER`."""
+"""Number of neighbours of each of the best candidates, for each standard deviation in `CLOSER`."""
 CLOSER = (0.1, 0.02)
 
 _ROOT_2PI = math.sqrt(2 * math.pi)
 _FAR = -25.0
-"""Number of deviations below which the density and the distribution function cancel."""
+"""Value of u below which both terms of h(u), see `_log_gain`, cancel."""
 
 
 def log_improvement(best: float, mean: Floats, deviation: Floats) -> Floats:
@@ -66,7 +66,7 @@ def _log_gain(steps: Floats) -> tuple[Floats, Floats]:
 def proposals(process: GaussianProcess, encoding: Encoding, rng: Generator) -> Floats:
     """Return rows of the space, those with the largest expected improvement first; shape (m, d).
 
-    Rows that the process knows are left out.
+    Rows that are already in the process are left out.
     """
     expected = process.mean(process.rows)
     best = float(expected.min())
@@ -96,14 +96,16 @@ def proposals(process: GaussianProcess, encoding: Encoding, rng: Generator) -> F
 
 
 def _rounded(rows: Floats) -> list[bytes]:
-    # A configuration's row may differ in the last digit: the upper bound of a domain is no value of it.
+    # A configuration's row may differ from the searched row in the last digits, for example because a
+    # domain's upper bound is not one of its values.
     return [row.tobytes() for row in rows.round(9)]
 
 
 def neighbours(encoding: Encoding, rows: Floats, width: Floats | float, rng: Generator) -> Floats:
-    """Return a changed copy of each of `rows`: between one and all columns change.
+    """Return a changed copy of each of `rows`, in which at least one column is changed.
 
-    Positions change by normal steps with the deviation `width`. Half of the chosen indices change.
+    Positions change by normally distributed steps with the standard deviation `width`. Half of the chosen
+    indices change.
     """
     size = rows.shape
     shares = rng.choice([min(1.0, 1.5 / max(encoding.active, 1.0)), 0.5, 1.0], size=(size[0], 1))
@@ -118,7 +120,7 @@ def neighbours(encoding: Encoding, rows: Floats, width: Floats | float, rng: Gen
 
 
 def _climbed(process: GaussianProcess, encoding: Encoding, best: float, starts: Floats) -> Floats:
-    """Return the rows in which the expected improvement has climbed from `starts` to its next maxima."""
+    """Return the rows with local maxima of the expected improvement, found by climbing from `starts`."""
     movable = np.flatnonzero((encoding.categories == 0) & ~encoding.parents)
     if not len(movable):
         return starts

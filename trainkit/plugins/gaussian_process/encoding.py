@@ -26,10 +26,10 @@ Floats: TypeAlias = "NDArray[np.float64]"
 Flags: TypeAlias = "NDArray[np.bool_]"
 
 LEAST_ORDERED = 3
-"""Number of different numbers from which a list is ordered; with two values, order has no meaning."""
+"""Smallest number of different numbers in a list that counts as ordered; two numbers have no order."""
 
 _DRAWS = 128
-"""Random rows from which the mean number of active parameters is estimated."""
+"""Number of random rows from which the mean number of active parameters is estimated."""
 _MOST_PATTERNS = 4096
 """Maximum number of remembered sets of active parameters."""
 
@@ -87,9 +87,10 @@ def _is_ordered(value: Any) -> bool:
 class Encoding(Declared[AnyCode]):
     """Encoding of a space: a row has a column for each parameter.
 
-    A number is encoded as its position from 0 to 1 on the scale of its domain, and so is a value of a list of
-    numbers. A value of another list is encoded as its index. An inactive parameter has the position 0.5, or
-    the index 0: the parameter that decides about it tells the rows apart.
+    A number, or a value of a list of numbers, is encoded as its position from 0 to 1 on the scale of its
+    domain. A value of any other list is encoded as its index. An inactive parameter has the position 0.5 or
+    the index 0. The rows with the parameter active still differ, because the parameter that decides about it
+    differs.
 
     Args:
         space: a space without a grid.
@@ -177,12 +178,12 @@ class Encoding(Declared[AnyCode]):
     # --- many rows --------------------------------------------------------------------------------
 
     def from_unit(self, shares: Floats) -> Floats:
-        """Return rows, shape (n, d), from numbers between 0 and 1: shares of each range or list."""
+        """Return rows, shape (n, d), from numbers between 0 and 1, which are shares of ranges or lists."""
         indices = np.minimum(np.floor(shares * self.categories), np.maximum(self.categories - 1, 0))
         return np.where(self.categories > 0, indices, shares)
 
     def snapped(self, rows: Floats) -> Floats:
-        """Return the rows of the configurations that `rows` represent, without inactive values."""
+        """Return the rows of the configurations of `rows`, with default values of inactive parameters."""
         moved = rows.copy()
         for place, code in enumerate(self._codes):
             if not isinstance(code, ChoiceCode) and code.stepped:
@@ -201,7 +202,7 @@ class Encoding(Declared[AnyCode]):
         return found
 
     def _pattern(self, key: bytes, row: Floats) -> Flags:
-        # A real number that decides about others has new values in each row.
+        # A real number that decides about other parameters has a new value in each row.
         if len(self._patterns) > _MOST_PATTERNS:
             self._patterns.clear()
         if key not in self._patterns:

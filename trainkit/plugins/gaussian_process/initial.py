@@ -27,9 +27,10 @@ LEAST = 3
 """Minimum number of results with a loss, before which there is no model."""
 
 MOST = 16
-"""Maximum number of configurations before the model's first, unless results are missing."""
+"""Maximum number of configurations before the model's first suggestion, unless too few results exist."""
 
-# For each dimension from the second: its polynomial as a number, and its first odd numbers.
+# For each dimension from the second on, the table has the dimension's polynomial as a number, and its first
+# odd numbers.
 _JOE_KUO = """
 0 1|1 1 3|1 1 3 1|2 1 1 1|1 1 1 3 3|4 1 3 5 13|2 1 1 5 5 17|4 1 1 5 5 5|7 1 1 7 11 19|11 1 1 5 1 1|
 13 1 1 1 3 11|14 1 3 5 5 31|1 1 3 3 9 7 49|13 1 1 1 15 21 21|16 1 3 1 13 27 49|19 1 1 1 15 7 5|
@@ -57,8 +58,8 @@ def directions() -> NDArray[np.uint8]:
 def sobol(number: int, dimensions: int, seed: int) -> Floats:
     """Return point `number` of a scrambled Sobol sequence in the unit cube; shape (dimensions,).
 
-    Dimensions for which no direction numbers are known take permuted numbers: they are as even by themselves,
-    but not in pairs.
+    Dimensions without known direction numbers use permuted numbers. Each of these dimensions is evenly
+    covered, but a pair of them is not.
     """
     known = directions()
     rng = np.random.default_rng([seed, 8])
@@ -67,7 +68,8 @@ def sobol(number: int, dimensions: int, seed: int) -> Floats:
     digits = np.zeros((dimensions, BITS), dtype=int)
     for place in range(dimensions):
         index = number
-        if place >= len(known):  # each block of points has another order, so that no two dimensions are equal
+        # each block of points has a different order, so that no two dimensions are equal
+        if place >= len(known):
             block, within = divmod(number, MOST)
             order = np.random.default_rng([seed, 9, place, block]).permutation(MOST)
             index = block * MOST + int(order[within])
@@ -79,9 +81,9 @@ def sobol(number: int, dimensions: int, seed: int) -> Floats:
 
 
 def initial_size(encoding: Encoding) -> int:
-    """Return the number of configurations before the model's first.
+    """Return the number of initial configurations, before the model's first suggestion.
 
-    The number grows with the parameters, and suffices for each branch of a condition.
+    The number grows with the number of parameters, and is sufficient to try each branch of a condition.
     """
     branches = [int(size) + 1 for size in encoding.categories[encoding.parents]]
     return min(MOST, max([4, min(10, int(encoding.active) // 2 + 2), *branches]))
@@ -90,8 +92,9 @@ def initial_size(encoding: Encoding) -> int:
 def is_initial(encoding: Encoding, number: int, losses: Sequence[float]) -> bool:
     """Return True if suggestion `number` is an initial configuration, and False if the model suggests it.
 
-    Results of a user's points and of other experiments count: with twice as many results as there are
-    initial configurations, the model begins. It waits for a few results that are not failures.
+    Results of a user's points and of other experiments also count. The model begins as soon as twice as many
+    results exist as initial configurations. In any case, the model waits for a few results that are not
+    failures.
 
     Args:
         encoding: encoding of the space.
@@ -107,7 +110,7 @@ def initial_row(encoding: Encoding, number: int, seed: int) -> Floats:
     """Return the row of initial configuration `number`.
 
     Configuration 0 has all numbers in the middle of their ranges. A list that decides about other parameters
-    takes its values in turns, so that each branch comes early.
+    takes its values in turn, so that each branch is tried early.
     """
     row = encoding.from_unit(sobol(number % 2**BITS, len(encoding), seed)[None])
     if number == 0:

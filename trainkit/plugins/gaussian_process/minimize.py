@@ -19,7 +19,7 @@ HALVINGS = 8
 
 
 def minimize(function: Function, start: Floats, low: Floats, high: Floats, iterations: int) -> Floats:
-    """Return the best point that is found from `start`; each iteration needs about one evaluation.
+    """Return the best point that the search from `start` finds. Each iteration needs about one evaluation.
 
     Args:
         function: the function to minimize.

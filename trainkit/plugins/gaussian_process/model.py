@@ -36,19 +36,19 @@ _POWERS = np.linspace(-2.0, 3.0, 26)
 _LARGEST = 1e150
 """Largest loss whose square is finite."""
 _FARTHEST = 1e3
-"""Largest distance from the median, in quartiles, that the power transform is given."""
+"""Largest distance from the median, in quartiles, of the losses that the power transform receives."""
 JITTER = 1e-6
 """Part of the variance that is added to the noise, so that a matrix of equal rows can be inverted."""
 
 
 @dataclass(frozen=True)
 class Prior:
-    """Means and deviations of the logarithms of the parameters of a process.
+    """Means and standard deviations of the normal priors of the logarithms of a kernel's parameters.
 
     Attributes:
-        length: mean for a length, for one active parameter.
-        branch: mean for the length of a column that decides about other parameters: it is short, because
-            the results of one branch say little about the results of another.
+        length: mean for the length of a column, if one parameter is active.
+        branch: mean for the length of a column that decides about other parameters. This length is short,
+            because the results of one branch say little about the results of another branch.
         length_deviation: deviation for lengths.
         noise: mean for the variance of the noise, for losses with variance 1.
         noise_deviation: deviation for the noise.
@@ -98,14 +98,14 @@ class Kernel:
         return found
 
     def slope(self, distance: Floats) -> Floats:
-        """Return the derivative of the covariance by half the squared distance, with its sign turned."""
+        """Return the derivative of the covariance by half the squared distance, with the opposite sign."""
         scaled = ROOT5 * distance
         found: Floats = self.variance * 5 / 3 * (1 + scaled) * np.exp(-scaled)
         return found
 
 
 class _Posterior:
-    """Logarithm of the posterior density of a kernel's parameters, given results, with its sign turned.
+    """Negative logarithm of the posterior density of a kernel's parameters, given results.
 
     The parameters are the logarithms of the lengths, of the variance and of the noise.
     """
@@ -214,7 +214,7 @@ class GaussianProcess:
         return covariance @ self._weighted, deviation, by_mean, by_deviation
 
     def with_expected(self, rows: Floats) -> GaussianProcess:
-        """Return the process in which each of `rows` has the result that this process expects."""
+        """Return this process with a further result for each of `rows`, which is the expected result."""
         if not len(rows):
             return self
         losses = np.concatenate([self._losses, self.mean(rows)])
@@ -240,7 +240,7 @@ def process_of(encoding: Encoding, rows: Floats, losses: Sequence[float]) -> Gau
 
 
 def filled(losses: Sequence[float]) -> Floats:
-    """Return losses in which NaN, a trial without a result, is as bad as the worst result."""
+    """Return the losses, with each NaN (a trial without a result) replaced by the worst result."""
     found: Floats = np.clip(np.array(losses, dtype=float), -_LARGEST, _LARGEST)
     found[np.isnan(found)] = np.nanmax(found)
     return found
@@ -249,8 +249,8 @@ def filled(losses: Sequence[float]) -> Floats:
 def standardized(losses: Floats) -> Floats:
     """Return the Yeo-Johnson transform of losses, with mean 0 and variance 1.
 
-    The power is the most likely of 26 powers. It turns skewed losses into nearly normal ones, but keeps
-    the distances of losses without skew.
+    The power is the most likely of 26 powers. The transform makes skewed losses nearly normally distributed,
+    but keeps the distances of losses without skew.
     """
     low, middle, high = np.quantile(losses, (0.25, 0.5, 0.75))
     scale = (high - low) or losses.std() or 1.0
@@ -272,7 +272,9 @@ def _power(logs: Floats, power: Floats) -> Floats:
 
 
 def representatives(rows: Floats, losses: Floats, most: int) -> NDArray[np.intp]:
-    """Return the indices of at most `most` trials: half are the best, a sixth the latest, others far apart.
+    """Return the indices of at most `most` trials.
+
+    Half of them are the best trials, a sixth are the latest, and the others are far apart.
 
     Args:
         rows: the trials in the order of their suggestions, shape (n, d).

@@ -21,9 +21,15 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
 RUNNING = 64
-"""Maximum number of running trials that the model takes into account: the latest."""
+"""Maximum number of running trials that the model takes into account.
+
+If there are more, it uses the latest.
+"""
 TRIES = 100
-"""Maximum number of consecutive rows that may be forbidden."""
+"""Maximum number of consecutive rows that the rules of the space may forbid.
+
+After so many rows, a random configuration is drawn.
+"""
 
 
 @cache
@@ -35,13 +41,14 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
     """Searcher with a Gaussian process; it needs no package besides NumPy.
 
     The first configuration is the centre of the space. The next 3 to 9 configurations are evenly distributed;
-    there are more of them if a condition has more branches. Then each suggestion is the configuration with
-    the largest expected improvement in a Gaussian process that is fitted to the results.
+    if a condition has more branches, there are more initial configurations. Then each suggestion is the
+    configuration with the largest expected improvement in a Gaussian process that is fitted to the results.
 
     A list of three or more numbers counts as ordered. A failed trial and NaN count as the worst result. A
     running trial counts as if it had the result that the model expects. If a scheduler stops or pauses a
     trial, its last report is its result. Of more than 150 results, the model uses the best 75, the latest 25
-    and 50 others that are far apart. Suggestion n depends only on the seed, n and the results known by then.
+    and 50 others that are far apart. Suggestion n depends only on the seed, n and the results that are known
+    when the suggestion is made.
 
     Sources: Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006; Hvarfner, Hellsten, Nardi,
     "Vanilla Bayesian Optimization Performs Great in High Dimensions", ICML 2024; Ament et al., "Unexpected
@@ -77,7 +84,7 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
 
     def _suggested(self, trial_id: str, fixed: dict[str, Any] | None) -> dict[str, Any]:
         rng = suggestion_generator(self._base, self._number, self._redraws)
-        # A point that the user gave completely needs no row of the model.
+        # If the user gave a complete point, no row of the model is needed.
         rows = self._rows(rng) if self._drawn and len(self.form) else random_rows(self.form, rng)
         found = (self.form.config(row, fixed or {}, rng) for row in islice(rows, TRIES))
         allowed = (each for each in found if fixed or self.form.allows(each))
@@ -91,7 +98,7 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
         known = [(row, loss) for row, loss in self._known.values() if loss is not None]
         losses = [loss for _, loss in known]
         number = self._number - len(self._to_run)  # the user's points come first
-        # After a rejected suggestion, the model would repeat it.
+        # The model would repeat a rejected suggestion, so the next row is random.
         if not self._redraws:
             if is_initial(self.form, number, losses):
                 yield initial_row(self.form, number, self._base)

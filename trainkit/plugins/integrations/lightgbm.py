@@ -31,7 +31,7 @@ class LightGBMCheckpointCallback(RoundsCallback):
     """
 
     order = 25
-    """LightGBM calls callbacks in this order: this one after recording metrics, before early stopping."""
+    """Position among LightGBM's callbacks: after the recording of metrics, and before early stopping."""
     default_filename = FILENAME
 
     @classmethod

@@ -166,7 +166,7 @@ def events_of(data: bytes) -> list[bytes]:
 
 def is_summary(event: bytes) -> bool:
     """Return True for an event that the function `scalars` or `hyperparameters` has made."""
-    at = 9  # the time takes the first 9 bytes
+    at = 9  # the event's time takes the first 9 bytes
     if event[at : at + 1] == _HEAD_OF_STEP:
         at += 1
         while event[at] & 128:

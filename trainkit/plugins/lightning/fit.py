@@ -316,7 +316,7 @@ class LightningFit:
 
         Returns:
             For each loader, this worker's predictions, and the number of batches on all workers without
-            repeated ones.
+            repeated batches.
         """
         self._check_alive()
         found: list[Predicted] = []

@@ -213,7 +213,7 @@ def make_strategy(package: Any, asked: Any, worker: WorkerInfo, fit: Any, *, sha
         )()
     bases = (_Sharded, _InWorker) if sharded else (_InWorker,)
     adopted: Any = type(f"Worker{type(strategy).__name__}", (*bases, type(strategy)), {"fit": fit})
-    result = adopted.__new__(adopted)  # A copy of the strategy, of a different class.
+    result = adopted.__new__(adopted)  # `result` is a copy of the strategy, with another class.
     vars(result).update(vars(strategy))
     return result
 

@@ -1,8 +1,8 @@
 """Ray engine, a thin layer over Ray.
 
-Ray places, runs and restarts calls and actors, and stores objects. The engine adds to plain Ray the errors of
-the other engines, the names of parts that can't be pickled, immediate refusal of requests that can never be
-met, and actors that use no CPU unless they request one.
+Ray places, runs and restarts calls and actors, and stores objects. The engine adds the following to plain
+Ray: the errors of the other engines; the names of parts that can't be pickled; immediate refusal of requests
+that can never be met; and actors that use no CPU unless they request CPUs.
 
 As plain Ray does, this engine differs from the local engine in some points:
 

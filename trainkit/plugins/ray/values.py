@@ -83,7 +83,8 @@ class RayRef(ObjectRef[Any]):
         return f"{self.id:0{2 * ray.ObjectRef.size()}x}"
 
     def __reduce__(self) -> Any:
-        return put_again, (engine().get([self], None)[0],)  # the user's own pickle must contain the value
+        # a pickle that the user makes must contain the value
+        return put_again, (engine().get([self], None)[0],)
 
     def future(self, into: Future[Any] | None = None) -> Future[Any]:
         ours: Future[Any] = into or Future()

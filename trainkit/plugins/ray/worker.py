@@ -176,7 +176,7 @@ class ActorHost:
             translated = translate(error)
             failure = translated if isinstance(translated, Exception) else error
             self._failure = _failure(failure, call, of_constructor=True)
-        except Exception as error:  # the error is kept, so that callers get this error itself
+        except Exception as error:  # the error is kept, so that callers get it unchanged
             self._failure = _failure(error, call, of_constructor=True)
 
     def _start(self, call: Call, values: Sequence[Any]) -> Any:

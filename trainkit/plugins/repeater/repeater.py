@@ -121,9 +121,9 @@ class _Unit:
 class Repeater(SearcherWrapper):
     """A wrapper that runs each configuration of a searcher several times, and reports the mean once.
 
-    `num_samples` counts all trials, as in Ray: 15 with `repeat=5` are three configurations. Trials that do
-    not fill a unit are not run. With a `BasicVariantGenerator`, `num_samples // repeat` is the number of
-    samples of the whole grid.
+    `num_samples` counts all trials, as in Ray. For example, `num_samples=15` with `repeat=5` runs three
+    configurations. Trials that do not fill a unit are not run. With a `BasicVariantGenerator`, the whole grid
+    is sampled `num_samples // repeat` times.
 
     The searcher receives the mean of the metric over the trials of a unit, the sample standard deviation as
     `repeat_std`, and the number of values as `repeat_count`. Failed trials do not count; a unit fails if all

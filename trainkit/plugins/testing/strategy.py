@@ -188,7 +188,7 @@ class StrategySuite:
     def check_that_one_worker_goes_on_with_it(
         self, trainer: TorchTrainer, folder: Path, tolerance: float
     ) -> None:
-        """Check that one worker can load the strategy's checkpoints, and the strategy those of one worker."""
+        """Check that the strategy and a single worker can load each other's checkpoints."""
         state = trainer.state_dict()
         trainer.save(folder)
         with make_trainer(StrategyRow("single", 1), torch.float64) as alone:

@@ -132,7 +132,7 @@ class Outcome:
         value: the returned value.
         failure: packed exception, if the call failed.
         error: the raised exception.
-        exited: True if the code raised SystemExit, as if to end a process of its own.
+        exited: True if the code raised SystemExit, as if to end its own process.
     """
 
     value: Any = None

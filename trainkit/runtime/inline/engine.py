@@ -133,7 +133,7 @@ class InlineEngine:
             )
             try:
                 outcome = self._outcome(frame, spec.function, packed, spec.num_returns)
-            except BaseException:  # Ctrl-C
+            except BaseException:  # Ctrl-C interrupted the call
                 frame.leave()
                 raise
             # A stream that fails later is not retried, because its reader has already
@@ -157,7 +157,7 @@ class InlineEngine:
         if can_start:
             try:
                 actor.make()
-            except BaseException:  # Ctrl-C
+            except BaseException:  # Ctrl-C interrupted the constructor
                 actor.end("its constructor was interrupted")
                 raise
         else:

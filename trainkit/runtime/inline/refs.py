@@ -53,7 +53,7 @@ class InlineRef(ObjectRef[Any]):
         """Do nothing, because the call has already ended."""
 
     def __reduce__(self) -> Any:
-        return session.put_again, (self.value(),)  # the user's own pickle must contain the value
+        return session.put_again, (self.value(),)  # a pickle that the user makes must contain the value
 
 
 class _Completion(InlineRef):

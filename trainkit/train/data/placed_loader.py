@@ -116,7 +116,7 @@ class PlacedLoader(LoaderView):
 
     @property
     def keeps_position(self) -> bool:
-        """True if the loader has a `state_dict` of its own, which includes the position."""
+        """True if the loader has its own `state_dict`, which includes the position."""
         return callable(getattr(self._loader, "state_dict", None))
 
     @property

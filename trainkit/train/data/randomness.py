@@ -94,7 +94,7 @@ class RandomSource:
 
 
 class SharedIntegers:
-    """Integers by name, in memory that a process shares with its loader processes, also persistent ones."""
+    """Integers by name, in memory that a process shares with its (even persistent) loader processes."""
 
     def __init__(self, **values: int) -> None:
         self._places = {name: place for place, name in enumerate(values)}

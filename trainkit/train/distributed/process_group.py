@@ -284,7 +284,7 @@ def agreed(group: ProcessGroup, complaint: Complaint) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the text of `error`; if torch collected errors of several workers, only the first one's."""
+    """Return the text of `error`; if torch collected errors of several workers, only the first text."""
     failures = getattr(error, "failures", None)
     if isinstance(failures, dict) and failures:
         rank, failure = next(iter(failures.items()))

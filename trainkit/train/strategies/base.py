@@ -199,8 +199,8 @@ class Strategy:
     def place(self, models: Models, optimizers: Optimizers, ddp_args: Mapping[str, Any]) -> list[nn.Module]:
         """Return `models` ready for training: on their devices, with worker 0's weights, wrapped or sharded.
 
-        `optimizers` have the parameters of `models`. If placing replaces parameters by new ones, it also
-        replaces them in the optimizers.
+        `optimizers` have the parameters of `models`. If placing replaces parameters by new parameters, it
+        also replaces them in the optimizers.
 
         Raises:
             ConfigError: this strategy can't train these models or optimizers.

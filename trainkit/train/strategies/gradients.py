@@ -177,8 +177,8 @@ BUCKET_BYTES = 25 * 2**20
 class GradientAverage:
     """Hook that averages the gradients of `parameters` over `group` at the end of each backward pass.
 
-    New gradients may be added to averaged ones and averaged again, because the mean of equal values is that
-    value.
+    New gradients may be added to averaged gradients and averaged again, because the mean of equal values is
+    that value.
 
     Args:
         parameters: parameters of a model, equal on all workers of the group; frozen parameters are ignored.

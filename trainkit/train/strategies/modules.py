@@ -131,7 +131,7 @@ def _copied(model: nn.Module, parameter_of: Callable[[torch.Tensor], torch.Tenso
 def even_starts(sizes: Sequence[int], groups: int) -> list[int]:
     """Cut `sizes` into `groups` non-empty groups; return the indices where groups after the first start.
 
-    The largest group is as small as possible. If several cuts achieve this, the one with the smallest sum of
+    The largest group is as small as possible. If several cuts achieve this, the cut with the smallest sum of
     squares is chosen.
     """
     ends = [0, *itertools.accumulate(sizes)]
@@ -150,7 +150,7 @@ def even_starts(sizes: Sequence[int], groups: int) -> list[int]:
                 if found is None or cost < found[0]:
                     found = cost, [*starts, start]
                 elif size > found[0][0]:
-                    break  # Earlier starts make even larger groups.
+                    break  # Earlier starts would make the last group even larger.
             if found is not None:
                 longer[end] = found
         best = longer

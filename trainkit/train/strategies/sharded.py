@@ -60,7 +60,7 @@ class ParameterSlots:
         ]
 
     def replace(self, optimizers: Optimizers, held: Mapping[Name, torch.Tensor]) -> None:
-        """Replace the models' parameters in the optimizers by the tensors in `held`; remove missing ones."""
+        """Replace the models' parameters in the optimizers by the tensors in `held`; remove the others."""
         for optimizer, groups in zip(optimizers, self._groups, strict=True):
             for group, slots in zip(optimizer.param_groups, groups, strict=True):
                 slots[:] = [(name, item if name is None else held.get(name)) for name, item in slots]

@@ -142,9 +142,10 @@ def prepare_data_loader(
             before the position are read again. On a GPU, it also needs `auto_transfer=False`.
 
     Raises:
-        ConfigError: `data_loader` is not a `DataLoader`, its samples should be shared although it has the
-            user's own sampler or batch_sampler, `sample_seed` is given with an iterable data set, or
-            `use_stateful_dataset` without an iterable data set that has a state, or with loader processes.
+        ConfigError: `data_loader` is not a `DataLoader`; its samples should be shared although it has the
+            user's own sampler or batch_sampler; `sample_seed` is given with an iterable data set; or
+            `use_stateful_dataset` is given with loader processes, or without an iterable data set that has a
+            state.
     """
     if not isinstance(data_loader, DataLoader):
         raise ConfigError(

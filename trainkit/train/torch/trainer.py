@@ -223,7 +223,8 @@ class DataParallelTrainer:
             elif address is not None and Tuner.can_restore(str(address), run.storage_filesystem):
                 path, filesystem = str(address), run.storage_filesystem
             elif (folder / FILENAME).exists():
-                path, filesystem = str(folder), None  # The run is damaged: resuming it raises the reason.
+                # The run is damaged, and resuming it raises an error that says why.
+                path, filesystem = str(folder), None
             else:
                 break
             with contextlib.suppress(_FinishedError):

@@ -98,7 +98,7 @@ class LoopWorker(GroupMember):
         if trial.environment.log_files is not None:
             divert([os.path.join(trial.trial_dir, name) for name in trial.environment.log_files])
         devices = self._devices
-        if "isolation" in runtime.promises():  # Without isolation, this is the user's process.
+        if "isolation" in runtime.promises():  # Without isolation, this process is the user's process.
             place = "" if spec.rendezvous is None else spec.rendezvous.place
             set_torchrun_variables(place, spec.rank, options.num_workers, locality)
             set_library_variables(trial.trial_id, locality, devices[0])

@@ -183,7 +183,7 @@ def _writer() -> Any:
 def write_copy(
     path: Path, states: list[ObjectRef[WorkerState]], sharded: bool, outdated: list[Path]
 ) -> tuple[float, int]:
-    """Write a checkpoint in a process of its own, which uses only CPU time that no other process needs.
+    """Write a checkpoint in a separate process, which uses only CPU time that no other process needs.
 
     Args:
         path: absolute path of the folder.

@@ -125,7 +125,7 @@ class ElasticWorkerGroup:
         return what in self._group.data
 
     def run(self, call: Call, max_retries: int = recovery.RETRIES) -> list[Any]:
-        """Run `call`; if workers are lost, start new ones with the previous state and repeat the call.
+        """Run `call`; if workers are lost, start new workers with the previous state and repeat the call.
 
         Args:
             call: call of a method on all workers.
@@ -278,7 +278,8 @@ class ElasticWorkerGroup:
         Raises:
             ObjectStoreFullError: a snapshot of the state does not fit into the object store.
         """
-        self._recovering(lambda: None, what, 0, Effect.NOTHING)  # After Ctrl-C, new workers start here.
+        # If Ctrl-C has ended the workers, new workers start here.
+        self._recovering(lambda: None, what, 0, Effect.NOTHING)
         if self._snapshot is None or self._keeps_nothing():
             states = self._recovering(
                 lambda: self._group.call("snapshot", in_step=False), what, 0, Effect.NOTHING

@@ -215,7 +215,7 @@ class GatheredResults:
         """Return the seconds until the warning about workers without an answer; None for no warning."""
         if self._told or not self.at_once or self._answered_at is None or self._failed_at is not None:
             return None
-        if self.timeout_s == float("inf"):  # Without a limit, a long wait is no reason to warn.
+        if self.timeout_s == float("inf"):  # If collectives have no time limit, long waits are normal.
             return None
         return max(0.0, self._answered_at + TELL_S - SYSTEM.monotonic())
 

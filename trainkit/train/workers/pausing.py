@@ -5,9 +5,9 @@
                               └──────────────────────── go_on ◀──────────────────────────────┘
 
 All workers must pause after the same step. Pauses every n steps need no agreement, because all workers count
-the same steps. All other pauses are decided by worker 0. It announces the number of the next step before it
-enters that step's collectives. So each other worker finds the announcement when it has finished the step, and
-no worker needs to ask the others.
+the same steps. All other pauses are decided by worker 0. Worker 0 announces the number of the next step
+before it enters that step's collectives. So each other worker finds the announcement when it has finished the
+step, and no worker needs to ask the others.
 """
 
 from __future__ import annotations
@@ -101,17 +101,17 @@ class PausePage:
     ready = _Cell(2)
     """1 while the workers run steps after which they can pause, else 0."""
     stop = _Cell(3)
-    """Number of the workers' question from which on a signal is announced; 0 before a signal."""
+    """Number of the call of `StopVote.answer` from which on the answer is True; 0 before a signal."""
     calls = _Cell(4)
-    """Largest number of questions that a worker has asked."""
+    """Largest number of calls of `StopVote.answer` that any worker has made."""
 
 
 class StopVote:
     """Answers of one worker to the question whether a signal has arrived, equal on all workers.
 
-    The first worker that knows of a signal chooses a question that no worker has asked yet. So workers need
-    not ask at the same time. This matters on GPUs, where a worker's code may run ahead of the other workers
-    by some steps.
+    The first worker that knows of a signal chooses a number of a call of `answer` that no worker has reached
+    yet. From this call on, all workers answer True. So workers need not call `answer` at the same time: on
+    GPUs, a worker's code may run ahead of the other workers by some steps.
 
     Args:
         path: file of the page of the worker's group.

@@ -103,7 +103,7 @@ class WorkerPlacement:
         return self._reserve(workers, AT_ONCE_S) if held is None else held
 
     def more(self) -> int:
-        """Return the number of further bundles that seem to be free, besides the reserved ones."""
+        """Return the number of further bundles that seem to be free, besides the reserved bundles."""
         if (trial := runtime.get_current_placement_group()) is not None:
             return max(0, len(_fitting_bundles(trial.bundle_specs, self._bundle)) - len(self))
         return fitting(runtime.available_resources(), self._bundle)
@@ -155,8 +155,8 @@ def bundles_of_trial(specs: Sequence[Bundle], needs: Bundle, workers: int) -> li
     """Return the indices of a trial's bundles for its workers; None if it has too few fitting bundles.
 
     Args:
-        specs: resources of the trial's bundles; the last ones are used, because the first bundle belongs to
-            the trial's own process.
+        specs: resources of the trial's bundles; the last bundles are used, because the first bundle belongs
+            to the trial's own process.
         needs: resources of each worker.
         workers: number of workers.
     """

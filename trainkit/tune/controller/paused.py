@@ -165,7 +165,7 @@ def retry_exchanges(state: ControllerState, time: float) -> None:
 
 def end_adoption(state: ControllerState, event: ev.Adopted) -> Trial | None:
     """Finish the copy of a donor's checkpoint; return the trial if its configuration changed."""
-    if event.trial_id not in state.adopting:  # the trial was stopped in the meantime
+    if event.trial_id not in state.adopting:  # the trial was stopped during the copy
         return None
     decision, donor, iteration = state.adopting.pop(event.trial_id)
     trial = state.by_id[event.trial_id]

@@ -129,8 +129,8 @@ class Steering:
     Attributes:
         paused_by: person who paused the whole experiment, or ''.
         holds: person who paused a single trial, by trial id.
-        pulled: ids of trials that were paused while running. The scheduler is not notified of these pauses,
-            because its decision was that the trials continue.
+        pulled: ids of trials that a user's command paused while they were running. The scheduler is not
+            notified of these pauses, because its decision was that the trials continue.
         first: prioritised trials with the time of each request; later requests run first.
     """
 

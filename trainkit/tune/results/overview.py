@@ -32,7 +32,7 @@ string)."""
 
 
 def experiments_in(root: Path) -> list[Path]:
-    """Return the experiment folders in `root`, sorted by name; or `root` if it is such a folder."""
+    """Return the experiment folders in `root`, sorted by name; or `root` if it is an experiment itself."""
     if (root / FILENAME).exists():
         return [root]
     return sorted(path.parent for path in root.glob(f"*/{FILENAME}"))

@@ -243,7 +243,7 @@ class TrialScheduler(ABC):
 
     @property
     def deciding(self) -> TrialScheduler:
-        """The scheduler that judges trials: this scheduler, or the scheduler that this one wraps."""
+        """The scheduler that judges trials: this scheduler, or the scheduler that this scheduler wraps."""
         return self
 
     @property
@@ -276,7 +276,7 @@ class TrialScheduler(ABC):
         """Receive the experiment's objectives before `set_search_properties`; empty for a single metric.
 
         Raises:
-            ConfigError: the scheduler judges by one metric and has none of its own.
+            ConfigError: the scheduler judges by one metric, but has no metric itself.
         """
         if objectives and self.needs_metric and (self.metric is None or self.mode is None):
             names = [each.metric for each in objectives]
@@ -288,8 +288,8 @@ class TrialScheduler(ABC):
     def set_search_properties(
         self, metric: str | None, mode: str | None, rng: Generator, total_samples: int | None = None
     ) -> None:
-        """Receive the experiment's settings. The TuneConfig's metric and mode apply if the scheduler has none
-        of its own.
+        """Receive the experiment's settings. The TuneConfig's metric and mode apply if the scheduler itself
+        has no metric and mode.
 
         Args:
             metric: the TuneConfig's metric.
@@ -319,7 +319,7 @@ class TrialScheduler(ABC):
         """Change the number of trials, after a command or in a restore.
 
         Args:
-            total_samples: upper limit on the number of trials, including earlier ones; None: unknown.
+            total_samples: upper limit on the number of trials, including earlier trials; None: unknown.
 
         Raises:
             ConfigError: the scheduler can't work with a changed number of trials. The user's command is then

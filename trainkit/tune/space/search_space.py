@@ -124,7 +124,7 @@ class _Matching:
             if isinstance(option, (dict, list, Spelled, SampleFrom)):
                 try:
                     inner = self.match(option, value, (*path, Branch(place)))
-                except SpaceError:  # the value may fit the next category
+                except SpaceError:  # the value may belong to the next category
                     continue
                 return {path: option, **inner}
         raise SpaceError(f"{spell(path)}={value!r} is not in {leaf}")

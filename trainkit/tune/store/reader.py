@@ -300,7 +300,7 @@ class ExperimentReader:
         ends = [*(seq for seq, _, _ in runs[1:]), sys.maxsize]
         return sum(
             max(until, self._last_report(seq, end)) - since
-            # Without runs, `ends` is longer than `runs`.
+            # If no run is recorded, `ends` is longer than `runs`.
             for (seq, since, until), end in zip(runs, ends, strict=False)
         )
 

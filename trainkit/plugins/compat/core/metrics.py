@@ -152,8 +152,8 @@ _values = _Values()
 def prometheus_text(folder: Path | None = None) -> str:
     """Return the metrics of a session in Prometheus' text format.
 
-    Counters and histograms are summed over all processes of the session, including ended ones. The value of a
-    gauge is the value that was set last in any process. The dashboard serves this text at
+    Counters and histograms are summed over all processes of the session, including processes that have ended.
+    The value of a gauge is the value that was set last in any process. The dashboard serves this text at
     `/api/sessions/SESSION/metrics`.
 
     Args:

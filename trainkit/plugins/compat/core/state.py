@@ -69,7 +69,7 @@ def list_actors(
     raise_on_missing_output: bool = True,
     _explain: bool = False,
 ) -> list[State]:
-    """List the session's actors, including dead ones.
+    """List the session's actors, including dead actors.
 
     Args:
         address: no effect, because only the session of this program can be listed.

@@ -36,8 +36,8 @@ class Options:
         trials: ids of the trials to show in `compare`.
         params: names of the hyperparameters to show; empty means all hyperparameters that vary.
         bracket: number of the bracket to show in `rungs`; None means the bracket with the most trials.
-        method: method that computes `importances`: "forest" or "ped_anova"; "" means the first one that is
-            installed.
+        method: method that computes `importances`: "forest" or "ped_anova"; "" means the first installed
+            method.
         columns: number of plots side by side in `slice`.
         more: names of additional metrics to show in `matrix`.
     """
@@ -195,7 +195,7 @@ class Source:
         return values
 
     def latest(self, values: Sequence[Any], most: int) -> Sequence[Any]:
-        """Return at most `most` values, the latest ones; return all values if `is_whole` is True."""
+        """Return at most the `most` latest values; return all values if `is_whole` is True."""
         return values if self.is_whole else values[-most:]
 
     def scored(self, most: int, *, with_best: bool = False) -> Scored:
@@ -216,7 +216,7 @@ class Source:
         return Scored(trial_ids, [numbers[each] for each in trial_ids], [value for _, value in values])
 
     def best_of(self, values: Sequence[tuple[str, float]]) -> tuple[str, float]:
-        """Return the id and value of the best trial; the first one if several are equally good."""
+        """Return the id and value of the best trial; the first trial if several are equally good."""
         best = min if self.judged_by[1] == "min" else max
         return best(values, key=lambda each: each[1])
 

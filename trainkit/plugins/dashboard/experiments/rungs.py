@@ -63,7 +63,7 @@ def labels_of(decisions: Sequence[Mapping[str, Any]], rungs: Mapping[float, Sequ
 
 
 def bracket_of(decisions: Sequence[Mapping[str, Any]], bracket: int | None) -> tuple[int, int]:
-    """Return the number of the bracket to draw (default: the one with the most trials) and the number of
+    """Return the number of the bracket to draw (default: the bracket with the most trials) and the number of
     brackets.
 
     Raises:

@@ -84,7 +84,7 @@ class SentCall:
     """Actor method call that has not been answered.
 
     Attributes:
-        refs: ids of the references to the call's results; the first one is also the id of the call.
+        refs: ids of the references to the call's results; the first id is also the id of the call.
         retries_left: remaining retries of the call; -1 for no limit.
         sent: True if the call was sent and may have begun.
         actor: the actor's endpoint, which keeps the actor alive for retries.

@@ -406,7 +406,7 @@ class UnreadFailures:
             is_first = not self._dropped
             if len(self._dropped) < _MOST_KEPT:
                 self._dropped.append(failure)
-        if is_first:  # later failures are shown together with the first one
+        if is_first:  # later failures are shown together with the first failure
             self._run_soon(self.show)
 
     def show(self) -> None:

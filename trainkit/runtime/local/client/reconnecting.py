@@ -50,7 +50,7 @@ class ReconnectingConnection(ActorConnection):
 
     def __init__(self, sock: socket.socket, name: str = "actor", worker_id: int | None = None) -> None:
         super().__init__(sock, name, worker_id)
-        self._calls: dict[int, SentCall] = {}  # calls in the order made, by the id of their last reference
+        self._calls: dict[int, SentCall] = {}  # sent calls in order, by the id of their last reference
         self._parts: ClientParts | None = None
         self._owner = False
         self._let_go = False

@@ -71,7 +71,7 @@ def await_any(refs: Sequence[LocalRef], timeout_s: float | None, guard: Interrup
                     if peer.fileno() == fd:
                         leading[fd] = peer
                         continue
-                    peer.release_reading()  # the connection closed meanwhile
+                    peer.release_reading()  # the connection was closed during this loop
             waker = waker or _Waker()
             watched.append(ref)
             ref.when_done(waker.set)
@@ -366,7 +366,7 @@ def _look(refs: Sequence[LocalRef]) -> None:
 def _lateness(ref: LocalRef) -> str:
     """Return an error text that says which call has not ended, if the call's name is known."""
     body, peer = ref.body, ref.peer
-    what = getattr(body, "what", None)  # `CallAwaitingArguments` has this attribute
+    what = getattr(body, "what", None)  # only a `CallAwaitingArguments` has the attribute `what`
     if isinstance(body, Task):
         what = body.name
     elif peer is not None and peer.worker_id is not None:

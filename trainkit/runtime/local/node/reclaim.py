@@ -65,7 +65,7 @@ class LeaseReclaimer:
             self._after(_MOMENT_S, self._insist)
 
     def _insist(self) -> None:
-        """Reclaim the driver's leases, even busy ones. After a longer wait, reclaim workers' leases too."""
+        """Reclaim the driver's leases, even busy leases. After a longer wait, reclaim workers' leases too."""
         if not (line := self._in_reach()):  # the return of a lease would not help the waiting requests
             return
         waited = SYSTEM.monotonic() - min(request.since for request in line)

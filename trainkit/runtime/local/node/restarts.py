@@ -370,8 +370,9 @@ class _KeptPromise:
 
     def _tell(self, conn: Connection, answer: Frame) -> None:
         try:
-            send_answer(conn, answer.kind, answer.body, answer.call_id, "trainkit")  # the receiver closes it
-        except OSError:  # the receiver has ended
+            # the receiver closes the connection
+            send_answer(conn, answer.kind, answer.body, answer.call_id, "trainkit")
+        except OSError:  # the receiver of the answer has ended
             self._loop.end(conn)
 
     def _never_arrives(self) -> None:

@@ -69,7 +69,7 @@ def die_with_writer(pipe: int) -> None:
     The function takes ownership of the pipe's reading end `pipe`.
     """
     own = os.open(f"/proc/self/fd/{pipe}", os.O_RDONLY)  # the kernel signals the owner of this open file
-    os.set_inheritable(own, True)  # the file must stay open after an exec
+    os.set_inheritable(own, True)  # the pipe must stay open if this process executes another program
     os.close(pipe)
     fcntl.fcntl(own, _F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())

@@ -157,7 +157,7 @@ class Explained:
     """Context manager that replaces an OSError of its block with a readable error.
 
     Args:
-        explain: function that raises a readable error for a known OSError, and returns for any other.
+        explain: function that raises a readable error for a known OSError, and returns for any other error.
     """
 
     def __init__(self, explain: Callable[[OSError], None]) -> None:

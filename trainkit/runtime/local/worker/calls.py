@@ -357,7 +357,7 @@ class Calls:
             return
         try:
             text = repr(instance)
-        except Exception:  # the actor works without this name
+        except Exception:  # an error of the user's `__repr__` only costs the actor this name
             traceback.print_exc()
             return
         self._node.tell(ShownAs(text.partition("\n")[0][:_LONGEST_NAME]))

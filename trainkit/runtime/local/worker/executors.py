@@ -174,7 +174,7 @@ class _Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     name: str | None = None
-    begun: float = 0.0  # start time by the monotonic clock
+    begun: float = 0.0  # start time of the call, by the monotonic clock
 
 
 @dataclass(slots=True, eq=False)
