@@ -66,6 +66,10 @@ def test_refused_calls_end_nobody(tmp_path: Path) -> None:
             CheckpointError, match="not a trainer's state: it lacks epoch, global_step, models"
         ):
             trainer.load_state_dict({})
+        apart = trainer.state_dict()
+        apart["workers"][1]["data"]["train"]["position"] = {"taken": 2}
+        with pytest.raises(CheckpointError, match=r"different numbers of batches .* \(\[0, 2\], by rank\)"):
+            trainer.load_state_dict(apart)
         with pytest.raises(ValueError, match="high"):
             trainer.update_scheduler("high")  # type: ignore[arg-type]
         assert trainer.train()["epoch"] == 1

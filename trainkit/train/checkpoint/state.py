@@ -200,6 +200,22 @@ def check_state(state: Any, registered: Mapping[str, int], what: str) -> None:
             raise CheckpointError(
                 f"{what} has {len(state[name])} {name}, but {count} are registered: register the same number"
             )
+    check_places(state.get("workers") or [], what)
+
+
+def check_places(workers: Sequence[Mapping[str, Any]], what: str) -> None:
+    """Raise CheckpointError unless all workers have finished the same number of batches of the epoch.
+
+    Args:
+        workers: own states of all workers, by rank.
+        what: name of the state, for the message.
+    """
+    finished = [own["data"].get("train", {}).get("position", {}).get("taken", 0) for own in workers]
+    if len(set(finished)) > 1:
+        raise CheckpointError(
+            f"the workers of {what} have finished different numbers of batches of the epoch ({finished}, by "
+            "rank), so that no training can continue from it: load an earlier checkpoint"
+        )
 
 
 _FILENAME = "set_up.pt"

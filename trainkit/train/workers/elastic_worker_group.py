@@ -41,7 +41,7 @@ from trainkit.runtime import signals
 from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.restart_policy import MOST_LOSSES, lost_text
 from trainkit.runtime.session import SessionWatch
-from trainkit.train.checkpoint.state import WorkerState
+from trainkit.train.checkpoint.state import WorkerState, check_places
 from trainkit.train.distributed.tensors import joined, whole
 from trainkit.train.options import TrainerOptions
 from trainkit.train.strategies.modules import filled
@@ -520,10 +520,12 @@ class ElasticWorkerGroup:
     def _new_snapshot(self) -> Snapshot:
         # A snapshot is not stored in the object store in two cases. With several machines, a stored value is
         # lost with the worker that stored it. Without other processes, no process would read the value there.
-        if not {"near", "background"} <= runtime.promises():
-            return Snapshot(self._group.call("snapshot", in_step=False))
-        stored = self._group.call("stored_snapshot", in_step=False)
-        return Snapshot(runtime.get(stored), stored)
+        stored: list[Any] = []
+        if {"near", "background"} <= runtime.promises():
+            stored = self._group.call("stored_snapshot", in_step=False)
+        states = runtime.get(stored) if stored else self._group.call("snapshot", in_step=False)
+        check_places([state.own for state in states], "a snapshot")
+        return Snapshot(states, stored)
 
     def _stored_states(self, *, paused: bool) -> list[ObjectRef[WorkerState]]:
         """Return references to copies of the current state, by rank.
