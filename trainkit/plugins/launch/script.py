@@ -349,13 +349,10 @@ def every_rank(text: str) -> Callable[[int], int]:
         ConfigError: `text` has another form.
     """
     parts = [part.rpartition(":") for part in text.split(",")]
-    fits = all(
-        which in ("0", "1", "2", "3") and rank.isdecimal() == bool(colon) for rank, colon, which in parts
-    )
+    fits = all(which in tuple("0123") and rank.isdecimal() == bool(colon) for rank, colon, which in parts)
     if not fits or (len(parts) > 1 and not all(colon for _, colon, _ in parts)):
         raise ConfigError(
-            f"{text!r} names no streams: give --redirects or --tee 0 (none), 1 (stdout), 2 (stderr) or 3 "
-            "(both), or values by rank, such as 0:3"
+            f"--redirects, --tee: give 0, 1 (stdout), 2 (stderr), 3 (both), or as 0:3 by rank, not {text!r}"
         )
     by_rank = {rank: int(which) for rank, _, which in parts}
     return lambda rank: by_rank.get(str(rank), by_rank.get("", 0))
