@@ -69,7 +69,7 @@ def test_the_constructor_only_stores() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"search_optimization": "annealing"}, "not one of random, bayesian, bohb, hyperopt, optuna"),
+        ({"search_optimization": "annealing"}, "not one of random, auto, bayesian, bohb, hyperopt, optuna"),
         ({"search_optimization": "optun"}, "Did you mean 'optuna'?"),
         ({"search_optimization": 3}, "not one of random"),
         ({"search_kwargs": {"seed": 1}}, "random search takes no arguments"),

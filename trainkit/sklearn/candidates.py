@@ -362,6 +362,7 @@ class CandidateSource(NamedTuple):
 RANDOM = "random"
 BOHB = "bohb"
 LEARNING = {
+    "auto": "AutoSearch",
     "bayesian": "BayesOptSearch",
     BOHB: "TuneBOHB",
     "hyperopt": "HyperOptSearch",

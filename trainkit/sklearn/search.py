@@ -180,7 +180,7 @@ class TuneSearchCV(TuneBaseSearchCV):
         name: name of the experiment's folder. If the folder exists, the name is name_2, name_3 ...
         max_iters: with early stopping, maximum number of reports of a candidate. A candidate reports more
             often only if population based training gives it the model of a candidate that had trained less.
-        search_optimization: "random", "bayesian", "bohb", "hyperopt", "optuna", or a searcher.
+        search_optimization: "random", "auto", "bayesian", "bohb", "hyperopt", "optuna", or a searcher.
         use_gpu: True gives each candidate a GPU.
         loggers: a list of "tensorboard", "csv", "mlflow", "json", "wandb", callbacks or callback classes. An
             experiment in a folder always has CSV and JSON files.

@@ -67,3 +67,8 @@ def test_of_many_trials_the_best_the_latest_and_distant_ones_stay():
     assert len(kept) == len(set(kept.tolist())) == 60
     assert set(np.argsort(losses)[:30].tolist()) <= set(kept.tolist())
     assert 100 in kept and 299 in kept
+
+
+def test_equal_rows_are_kept_once_they_are_needed():
+    kept = representatives(np.full((50, 2), 0.5), np.arange(50.0), 20)
+    assert len(set(kept.tolist())) == 20

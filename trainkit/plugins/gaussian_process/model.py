@@ -286,10 +286,11 @@ def representatives(rows: Floats, losses: Floats, most: int) -> NDArray[np.intp]
     taken = np.zeros(len(rows), dtype=bool)
     taken[np.argsort(losses, kind="stable")[: most // 2]] = True
     taken[np.flatnonzero(~taken)[-(most // 6) :]] = True
-    chosen = np.flatnonzero(taken)
-    nearest = np.full(len(rows), np.inf)
-    for number in range(most):
-        if number >= len(chosen):
-            chosen = np.append(chosen, np.argmax(nearest))
-        nearest = np.minimum(nearest, ((rows - rows[chosen[number]]) ** 2).sum(axis=1))
-    return np.sort(chosen)
+    squares = (rows * rows).sum(axis=1)
+    nearest = (squares[taken] - 2 * (rows @ rows[taken].T)).min(axis=1) + squares
+    while np.count_nonzero(taken) < most:
+        nearest[taken] = -1.0
+        farthest = int(np.argmax(nearest))
+        taken[farthest] = True
+        nearest = np.minimum(nearest, squares + squares[farthest] - 2 * (rows @ rows[farthest]))
+    return np.flatnonzero(taken)
