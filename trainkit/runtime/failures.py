@@ -279,7 +279,7 @@ def _combine(
         failure = rebuilt(both, args, attributes)
         str(failure)
         repr(failure)
-    except Exception:  # the class is final, its layout is incompatible, or its __str__ raises
+    except Exception:  # Python allows no such subclass, or the user's `__str__` raises an error
         return None
     return failure if isinstance(failure, TaskError) else None
 

@@ -89,7 +89,7 @@ def make_room(bundles: Sequence[Bundle], existing: Bundle, what: str) -> None:
     # A cluster may grow, so the thread may wait without an error.
     if "near" not in engine().promises or not _in_the_way(bundles, existing):
         return
-    # A request that can never be met gets its error elsewhere, so nothing is freed for it.
+    # Other code raises the error for a request that can never be met, so nothing is freed for it.
     if Ledger.of_machine(existing).take_all(bundles) is None:
         return
     gc.collect()  # this drops objects that only reference cycles keep alive

@@ -123,7 +123,7 @@ class Script:
         output = records / "output"
         in_time = True
         async with self._slots:
-            # A file can be read by each attempt from its beginning. A terminal or a pipe can't.
+            # Each attempt can read a file from its beginning, but not a terminal or a pipe.
             source = "/dev/stdin" if stat.S_ISREG(os.fstat(0).st_mode) else os.devnull
             with open(source, "rb") as given, output.open("wb") as out:
                 child = subprocess.Popen(

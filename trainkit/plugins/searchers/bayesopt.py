@@ -135,7 +135,7 @@ class Box(Declared[Coordinates]):
         return {name: each for code in super().encoded(values).values() for name, each in code.items()}
 
     def mark(self, place: Place, digits: int) -> list[list[float]]:
-        """Return a key to compare coordinates: values of quantized domains, other numbers to `digits`."""
+        """Return a key to compare coordinates: quantized values, or numbers rounded to `digits`."""
         return [
             [code.decode(place)]
             if isinstance(code.code, StepCode)

@@ -142,7 +142,7 @@ class SeededSamples(Dataset[Any]):
         epoch = self._next["epoch"]
         if epoch != self._epoch:
             self._see(epoch)
-        # In a loader process, nothing else continues the sequences of the generators.
+        # In a loader process, no other code uses the global generators, so they are not restored afterwards.
         with nullcontext() if get_worker_info() is not None else _kept():
             return [self._sample(epoch, index) for index in indices]
 

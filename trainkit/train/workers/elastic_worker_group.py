@@ -581,7 +581,8 @@ class ElasticWorkerGroup:
             if held is None:
                 return
             if held.states is not None or held.small is not None:
-                # All states are stored once, for all workers to read; small states are sent with the call.
+                # The states of all workers are stored once, for all workers to read. Small states are sent
+                # with the call.
                 states = held.states if self._keeps_nothing() else runtime.put(held.states)
                 self._group.call("restore", states, held.small, in_step=False)
             for call in held.repeated:

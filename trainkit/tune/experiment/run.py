@@ -397,8 +397,8 @@ class ExperimentRun:
             resources=ledger.existing,
             past=functools.cache(lambda: [(by_id[name], each) for name, each in reader.past().items()]),
         )
-        # These facts are stored for readers of the file, because a searcher or scheduler may have changed the
-        # total.
+        # The numbers of trials are stored for readers of the file, because a searcher or scheduler may have
+        # changed the total number.
         store.set_fact("total_samples", controller.total_samples)
         first = self._facts.setdefault("first_total_samples", controller.total_samples)
         store.set_fact("first_total_samples", first)

@@ -477,7 +477,7 @@ class TrialSource:
         )
 
     def _whole(self, suggestion: dict[str, Any]) -> dict[str, Any]:
-        """Return the whole configuration of a suggestion: keys such as a/b nested, and constants added."""
+        """Return a suggestion's whole configuration, with constants, and with keys such as 'a/b' nested."""
         config = merge_dicts(copied(self._constants), nested(suggestion))
         for parameter in self.space.parameters:
             if not parameter.is_conditional and not _reaches(config, in_config(parameter.path)):

@@ -266,7 +266,7 @@ class Node:
         self._loop.after(signals.KEPT_S, lambda: self._take_pending(seen))
 
     def _take_pending(self, seen: set[signal.Signals]) -> None:
-        # A signal that came later is kept as long as the first signal.
+        # A signal that arrived after the first signal is kept for the same time.
         self._is_told_to_end |= signal.SIGTERM in seen
         signals.take_pending(seen)
         self._loop.watch(self._pending_fd, self._told_to_end)

@@ -11,7 +11,7 @@ from typing import Any
 from trainkit.runtime.specs import WhereAmI
 
 calling: ContextVar[tuple[Any, ...]] = ContextVar("trainkit_calling", default=(0, ""))
-"""Id and name of the call that runs in this thread or coroutine, and optional items; id 0 without a call."""
+"""Id (0 without a call) and name of this thread's or coroutine's running call, and optional items."""
 
 
 class GivenName(str):

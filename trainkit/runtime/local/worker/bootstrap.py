@@ -116,8 +116,8 @@ class Inherited:
 class TaskOutput(io.BufferedWriter):
     """Standard output or error stream of a worker, which may run several functions in succession.
 
-    When a different function begins to print, a mark with the function's name precedes its output. A signal
-    may interrupt `write`, which is Python code, but then no data enters the buffer twice.
+    When a different function begins to print, a mark with the function's name precedes its output. `write` is
+    Python code, so a signal may interrupt it, but no data then enters the buffer twice.
     """
 
     name_of_function = ""
