@@ -393,7 +393,7 @@ class TorchTrainer(OperatorTrainer, DataParallelTrainer):
                 "this TorchTrainer runs a training function: call fit(). train(), validate(), save() and "
                 "similar methods need an operator, TorchTrainer(training_operator_cls=...)"
             )
-        if name in ("_loop", "run_config"):
+        if name in ("_loop", "_restored_from", "run_config"):
             raise _OtherFormError(
                 "this TorchTrainer trains an operator: call train() for each epoch. fit() needs a training "
                 "function, TorchTrainer(train_fn, ...)"
