@@ -32,8 +32,6 @@ from trainkit.tune.store.schema import FILENAME
 _EVERY_S = 0.1
 PATIENCE_S = 120.0
 """Seconds to wait until a trial or experiment has ended. A trial has 5 s to report and 60 s to clean up."""
-_GRACE_S = 5.0
-"""Seconds within which a node must end its session."""
 _NOTICE_S = 1.0
 """Seconds to wait until a session's program has noticed that the session was ended, and by which user."""
 
@@ -235,7 +233,7 @@ def _ask(session: Session) -> bool:
     try:
         with local_sessions.connect(session.folder) as node:
             node.tell(Shutdown())
-            return node.await_end(_GRACE_S)
+            return node.await_end(process.NODE_S)
     except NodeDiedError:
         return True
     except TrainkitError:

@@ -21,7 +21,6 @@ from trainkit.runtime.local.wire import sessions
 from trainkit.runtime.local.wire.messages import packed
 from trainkit.runtime.specs import SessionSpec
 
-_GRACE_S = 5.0
 _STORE_SHARE = 3
 """Default limit for the memory of objects, in tenths of the machine's memory."""
 
@@ -50,9 +49,9 @@ class NodeProcess:
         return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
     def join(self) -> None:
-        """Wait until the node has ended the session. After 5 s, kill the node and its remaining processes."""
+        """Wait for the node to end the session; if it takes too long, kill the node and its processes."""
         try:
-            self.child.wait(timeout=_GRACE_S)
+            self.child.wait(timeout=process.NODE_S)
         except subprocess.TimeoutExpired:
             self.child.kill()
             self.child.wait()
@@ -85,7 +84,7 @@ def end_leftovers(folder: Path) -> int:
         ended.update(found)
         return found
 
-    if not process.end(left, _GRACE_S):
+    if not process.end(left, process.END_S):
         process.remove_folder(folder, spared=spared)
     return len(ended)
 

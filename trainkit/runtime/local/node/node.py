@@ -48,7 +48,6 @@ LOG = "node.log"
 
 _LOOK_S = 1.0
 """Interval for serving the queue even if no resources became free, as requests block others temporarily."""
-_END_S = 10.0
 _LAST_WORDS_S = 0.25
 """Time for which the node outlives the last detached actor, so that callers can ask how the actor ended."""
 _GRACE_S = 2.0
@@ -348,7 +347,7 @@ class Node:
     def end_everything(self) -> None:
         """Kill all descendants.
 
-        Return when no descendant is left, or when the number of descendants has not decreased for 10 s.
+        Return when no descendant is left, or when their number has not decreased for `process.END_S`.
         """
         signal.set_wakeup_fd(-1)
 
@@ -357,7 +356,7 @@ class Node:
                 pass
             return process.descendants(os.getpid())
 
-        if stuck := process.end(left, _END_S):
+        if stuck := process.end(left, process.END_S):
             sys.stderr.write(f"trainkit: these processes could not be ended: {stuck}\n")
             return
         self._processes.drain()
