@@ -353,6 +353,21 @@ def test_the_position_of_a_finished_epoch_is_not_taken_for_the_next(caplog: Any)
         assert len(list(again)) == 1
 
 
+@pytest.mark.parametrize("owner", ["loader", "sampler"])
+def test_a_generator_of_the_user_keeps_deciding_the_order(owner: str) -> None:
+    def batches(prepares: bool) -> list[list[int]]:
+        data, own = Numbered(9), torch.Generator().manual_seed(4)
+        sampler = RandomSampler(data, generator=own)
+        more: Any = {"sampler": sampler} if owner == "sampler" else {"shuffle": True, "generator": own}
+        loader: Any = DataLoader(data, 9, **more)
+        if prepares:
+            loader = prepare_data_loader(loader)
+            loader.set_epoch(1)
+        return [batch.tolist() for _ in range(2) for batch in loader]
+
+    assert batches(prepares=True) == batches(prepares=False)
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 40), WORKERS, st.booleans(), st.booleans(), st.integers(0, 3))
 def test_a_loop_that_takes_all_batches_ends_the_pass(

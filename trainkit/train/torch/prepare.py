@@ -383,9 +383,14 @@ class _PreparedLoader(PlacedLoader):
         self._ahead = ahead
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next epoch, which decides the order of samples for any number of workers."""
-        draws = self._order().get("sampler") == RandomSampler.__name__
-        if draws and self._world_size == 1 and self.generator is None and self.batch_size is not None:
+        """Set the number of the next epoch, which decides the order of samples for any number of workers.
+
+        If the loader or its sampler has a `generator`, a single worker draws the order from this generator.
+        """
+        sampler = sampler_of(self._loader)
+        own = self.generator is not None or getattr(sampler, "generator", None) is not None
+        draws = self._order().get("sampler") == RandomSampler.__name__ and not own
+        if draws and self._world_size == 1 and self.batch_size is not None:
             self._loader = _shared(self._loader)
             self.__dict__ = vars(self._loader)
         set_epoch(self._loader, epoch)
