@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -122,7 +123,39 @@ def test_updates_of_schedulers_after_a_checkpoint_are_repeated(tmp_path: Path) -
     for _ in range(2):  # reading them changes nothing
         with trainer(tmp_path, OnPlateau, num_workers=1, scheduler_step_freq="manual") as second:
             assert identical(second.state_dict(), expected)
+            assert second.apply_all_operators(lambda operator: operator.scheduler.last_epoch) == [3]
     assert expected["optimizers"][0]["param_groups"][0]["lr"] == pytest.approx(0.05 / 4)
+
+
+class OnList(OnPlateau):
+    """Reads its rates from a list, and returns a list with each epoch's metrics."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        model = nn.Linear(3, 1).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        listed = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: [1.0, 0.5, 0.25, 0.125][epoch])
+        self.register(models=model, optimizers=optimizer, criterion=nn.MSELoss(), schedulers=listed)
+        self.register_data(train_loader=[(torch.ones(2, 3).double(), torch.ones(2, 1).double())])
+        self._epochs = ["a name that the user has chosen"]
+
+    def train_epoch(self, *arguments: Any, **named: Any) -> dict[str, Any]:
+        return {**super().train_epoch(*arguments, **named), "per_class": [np.float32(0.1)]}
+
+
+@pytest.mark.usefixtures("runtime")
+@pytest.mark.filterwarnings("ignore:The epoch parameter", "ignore:Detected call of")
+def test_updates_are_repeated_with_the_same_values(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options: dict[str, Any] = {"num_workers": 1, "use_local": True, "scheduler_step_freq": "manual"}
+    with trainer(tmp_path, OnList, **options) as first:
+        assert first.train()["per_class"] == [np.float32(0.1)]
+        for epoch in (1, np.int64(2), None):
+            first.update_scheduler(epoch)  # type: ignore[arg-type]
+        expected = first.state_dict()
+        assert first.apply_all_operators(lambda operator: vars(operator)["_epochs"][0][:6]) == ["a name"]
+    assert expected["schedulers"][0]["last_epoch"] == 3
+    with trainer(tmp_path, OnList, **options) as second:
+        assert identical(second.state_dict(), expected)
+    assert not [line for line in caplog.messages if "can't" in line]
 
 
 class Waiting(Noted):

@@ -122,16 +122,24 @@ class CheckpointFolder:
         """Return True if `checkpoint` was written at the end of an epoch."""
         return checkpoint.name in self._metrics
 
-    def updates(self, checkpoint: Path) -> list[float]:
+    def updates(self, checkpoint: Path) -> list[float | None]:
         """Return the metrics that `update_scheduler` has received since `checkpoint` was written."""
         return list(self._metrics.get(checkpoint.name, {}).get(_UPDATES, ()))
 
     def note(self, checkpoint: Path, metrics: Mapping[str, Any]) -> None:
         """Add metrics of the epoch after which `checkpoint` was written; forget deleted checkpoints."""
-        numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float, list))}
+        self._add(
+            checkpoint, {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
+        )
+
+    def note_update(self, checkpoint: Path, metric: float | None) -> None:
+        """Add a metric that `update_scheduler` has received since `checkpoint` was written."""
+        self._add(checkpoint, {_UPDATES: [*self.updates(checkpoint), metric]})
+
+    def _add(self, checkpoint: Path, entries: Mapping[str, Any]) -> None:
         known = {checkpoint.name, *(each.name for each in self.complete())}
         held = {name: each for name, each in self._metrics.items() if name in known}
-        self._metrics = {**held, checkpoint.name: {**held.get(checkpoint.name, {}), **numbers}}
+        self._metrics = {**held, checkpoint.name: {**held.get(checkpoint.name, {}), **entries}}
         aside = self.path / f".{_METRICS}.partial"
         aside.write_text(json.dumps(self._metrics, indent=2) + "\n")
         sync(aside)
@@ -338,13 +346,18 @@ class AutomaticCheckpoints:
                 self._folder.note(self._last.path, metrics)
             self._warn_without_score()
 
-    def note_update(self, progress: Progress, metric: float) -> None:
+    def note_update(self, progress: Progress, metric: Any) -> None:
         """Note a call of `update_scheduler` in the checkpoint at an epoch's end, if it has this progress."""
         last = self._last
         if last.path is not None and last.progress == progress and self._folder.has_metrics(last.path):
-            with self._saves.logged():
-                updates = [*self._folder.updates(last.path), float(metric)]
-                self._folder.note(last.path, {_UPDATES: updates})
+            number = metric.item() if hasattr(metric, "item") else metric
+            if number is None or isinstance(number, (int, float)):
+                with self._saves.logged():
+                    self._folder.note_update(last.path, number)
+            else:
+                self._warn(
+                    f"update_scheduler(): {metric!r} is not a number: a resumed trainer skips this call"
+                )
 
     def _warn_without_score(self) -> None:
         """Warn if the last checkpoint of an epoch's end has no score."""
@@ -387,7 +400,7 @@ class AutomaticCheckpoints:
         self,
         load: Callable[[Path], None],
         progress: Callable[[], Progress],
-        update_scheduler: Callable[[float], None],
+        update_scheduler: Callable[[Any], None],
     ) -> None:
         """Lock the folder and load the newest checkpoint.
 
