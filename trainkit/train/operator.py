@@ -99,9 +99,9 @@ class TrainingOperator:
     _criterion: Any = None
     _train_feed: Feed | None = None
     _validation_feed: Feed | None = None
-    epoch: int = cast(Any, _Default(lambda operator: operator._epochs))
+    epoch: int = cast(Any, _Default(lambda operator: operator._trainkit_epochs))
     """The number of finished training epochs."""
-    _epochs = 0
+    _trainkit_epochs = 0
     global_step: int = 0
     """Number of training steps that have run."""
     timers: TimerCollection

@@ -118,7 +118,7 @@ def test_an_interrupted_run_says_how_it_goes_on_and_does(
     arguments: Any = {"train_loop_config": {"pid": os.getpid()}, "scaling_config": two}
     with pytest.raises(KeyboardInterrupt) as caught:
         TorchTrainer(count_till_interrupted, run_config=run, **arguments).fit()
-    told = re.escape(f"run the same command again, which resumes {str(tmp_path / 'line')!r}")
+    told = re.escape(f"run the same command again: it resumes the run in {str(tmp_path / 'line')!r}")
     assert re.search(told, str(caught.value))
     assert re.search(told, caplog.text)
     assert "Tuner.restore" not in caplog.text

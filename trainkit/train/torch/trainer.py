@@ -136,7 +136,7 @@ class DataParallelTrainer:
             KeyboardInterrupt: Ctrl-C ended the run, which can be resumed.
         """
         resumes = self._restored_from is not None or self.run_config.name is not None
-        resume = "run the same command again, which resumes {path!r}" if resumes else _RESTORE
+        resume = "run the same command again: it resumes the run in {path!r}" if resumes else _RESTORE
         with named_as(SettingNames(resume=resume, doing="Training", raises=True, trains=True)):
             grid = self._tuner().fit()
         result = grid[0]

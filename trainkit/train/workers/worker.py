@@ -227,7 +227,7 @@ class Worker(GroupMember):
             operator._stepper.check()
         if operator.scheduler_step_freq == "epoch":
             self.step_schedulers()
-        operator._epochs = self._epoch = self._epoch + 1
+        operator._trainkit_epochs = self._epoch = self._epoch + 1
         return self._reported(result, "train_epoch", {EPOCH: self._epoch})
 
     def validate(
@@ -508,7 +508,7 @@ class Worker(GroupMember):
             self._load_registered(before)
             raise
         operator.global_step = state["global_step"]
-        operator._epochs = self._epoch = state["epoch"]
+        operator._trainkit_epochs = self._epoch = state["epoch"]
         self._take_over_own(state.get("workers") or [])
 
     def _take_over_own(self, workers: Sequence[Mapping[str, Any]]) -> None:
