@@ -581,8 +581,7 @@ class ElasticWorkerGroup:
             if held is None:
                 return
             if held.states is not None or held.small is not None:
-                # The states of all workers are stored once, for all workers to read. Small states are sent
-                # with the call.
+                # The states are stored once, for all workers to read. Small states are sent with the call.
                 states = held.states if self._keeps_nothing() else runtime.put(held.states)
                 self._group.call("restore", states, held.small, in_step=False)
             for call in held.repeated:
