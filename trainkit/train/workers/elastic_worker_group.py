@@ -29,12 +29,7 @@ import torch
 from torch import nn
 
 from trainkit.clock import SYSTEM
-from trainkit.errors import (
-    GangError,
-    NodeDiedError,
-    NotInitializedError,
-    ObjectStoreFullError,
-)
+from trainkit.errors import GangError, NodeDiedError, NotInitializedError, ObjectStoreFullError
 from trainkit.resources import Bundle
 from trainkit.runtime import api as runtime
 from trainkit.runtime import signals
