@@ -15,7 +15,7 @@ from trainkit.plugins.integrations.hyperparameters import hyperparameters_of
 from trainkit.plugins.integrations.optuna_study import distribution_of, param_of
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.trial import Trial, TrialStatus
-from trainkit.tune.results.result_grid import ResultGrid
+from trainkit.tune.results.result_grid import Hyperparameter, ResultGrid
 from trainkit.tune.schedulers import ASHAScheduler
 from trainkit.tune.store.writer import ExperimentStore
 
@@ -202,6 +202,16 @@ def test_every_kind_of_domain(fit):
     normal = [trial.params["normal"] for trial in study.trials]
     assert first.distributions["normal"] == FloatDistribution(min(normal), max(normal))
     assert isinstance(first.distributions["computed"], IntDistribution)
+
+
+def test_a_grid_returns_hyperparameters_with_values_and_domains(grid):
+    found: dict[str, Hyperparameter] = {each.name: each for each in grid.hyperparameters()}
+    assert list(found) == ["x", "net/lr", "net/layers", "kind"]
+    assert found["x"].values == {place: result.config["x"] for place, result in enumerate(grid)}
+    assert str(found["kind"].domain) == str(SPACE["kind"])
+    assert found["kind"].choices == ["a", "b"] and not found["kind"].is_numeric
+    assert found["net/lr"].is_log and found["net/lr"].bounds == (1e-4, 1e-1)
+    assert found["net/layers"].is_whole and found["net/layers"].bounds == (1, 4)
 
 
 def test_what_no_space_says_is_told_by_the_values():

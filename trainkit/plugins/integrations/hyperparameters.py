@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from trainkit.tune.results import result_grid
 from trainkit.tune.space.domains import Categorical, Domain, GridSearch, When
 from trainkit.tune.space.serialization import OPAQUE, is_opaque
 from trainkit.tune.space.tree import everything
@@ -16,16 +17,8 @@ _PRIMITIVE = (str, int, float, bool, type(None))
 
 
 @dataclass
-class Hyperparameter:
-    """Hyperparameter with its values in all trials; all values must be added before a property is read.
-
-    Attributes:
-        name: flat name, such as "optimizer/lr" or "layers/0".
-        domain: domain in the space, or None if it is unknown.
-        values: value in each trial, by the trial's index; trials in which the hyperparameter is inactive are
-            missing. Numbers, strings, booleans and None stay unchanged; other values are converted to
-            strings.
-    """
+class Hyperparameter(result_grid.Hyperparameter):
+    """Hyperparameter whose values must all be added before a property is read."""
 
     name: str
     domain: Domain | GridSearch | None = None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, overload
 
 from trainkit.errors import ConfigError, MetricError
 from trainkit.registry import loaded
@@ -30,6 +30,7 @@ from trainkit.tune.display import Table, cell_text, count_words
 from trainkit.tune.results.folders import experiment_folder
 from trainkit.tune.results.reading import Reader, known_objectives, metric_and_mode, open_experiment
 from trainkit.tune.results.result import MAX_WIDTH, Result, result_of, with_config
+from trainkit.tune.space.domains import Domain, GridSearch
 from trainkit.tune.store.memory import MemoryStore
 from trainkit.tune.store.reader import Span
 
@@ -41,6 +42,42 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 10
 """Maximum number of trials in the table of a grid."""
+
+
+class Hyperparameter(Protocol):
+    """Hyperparameter with its values in all trials.
+
+    Attributes:
+        name: flat name, such as "optimizer/lr" or "layers/0".
+        domain: domain in the space, or None if it is unknown.
+        values: value in each trial, by the trial's index; trials in which the hyperparameter is inactive are
+            missing. Numbers, strings, booleans and None stay unchanged; other values are converted to
+            strings.
+    """
+
+    name: str
+    domain: Domain | GridSearch | None
+    values: dict[int, Any]
+
+    @property
+    def is_numeric(self) -> bool:
+        """True if all values are numbers and the domain is not a list of choices."""
+
+    @property
+    def is_whole(self) -> bool:
+        """True if all values are whole numbers."""
+
+    @property
+    def is_log(self) -> bool:
+        """True if the domain is logarithmic, or is unknown and the values span a factor of 1000 or more."""
+
+    @property
+    def choices(self) -> list[Any]:
+        """The choices in the order of the space, followed by other observed values."""
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Bounds of a numeric hyperparameter: the domain's bounds, extended to include all tried values."""
 
 
 class ResultGrid(Sequence[Result]):
@@ -280,14 +317,10 @@ class ResultGrid(Sequence[Result]):
             ConfigError: fewer than two objectives are known.
         """
         objectives = self.objectives_or(metric, mode)
-        entered: list[Result] = []
-        points = []
-        for result in self._results:
-            point = None if result.error is not None else point_of(result.metrics or {}, objectives)
-            if point is not None and -math.inf not in point:
-                entered.append(result)
-                points.append(point)
-        return [entered[place] for place in front_of(points)]
+        sound = [result for result in self._results if result.error is None]
+        points = [(result, point_of(result.metrics or {}, objectives)) for result in sound]
+        entered = [(result, point) for result, point in points if point and -math.inf not in point]
+        return [entered[place][0] for place in front_of([point for _, point in entered])]
 
     def objectives_or(
         self, metric: Sequence[str] | None = None, mode: Sequence[str] | None = None
@@ -351,13 +384,14 @@ class ResultGrid(Sequence[Result]):
         with self._reader() as reader:
             return reader.spans()
 
-    def hyperparameters(self, results: Sequence[Result] | None = None) -> list[Any]:
+    def hyperparameters(self, results: Sequence[Result] | None = None) -> list[Hyperparameter]:
         """Return the hyperparameters that have a domain or differ between `results` (None: all trials)."""
         with self._reader() as reader:
             space = reader.facts().get("space")
         chosen = self._results if results is None else results
-        named: Callable[..., list[Any]] = loaded("trainkit.studies", "hyperparameters")
-        return named([result.config for result in chosen], space)
+        named = loaded("trainkit.result_grid_methods", "hyperparameters")
+        found: list[Hyperparameter] = named([result.config for result in chosen], space)
+        return found
 
     def to_optuna(
         self, metric: str | None = None, mode: str | None = None, scope: str = "last"
@@ -381,7 +415,7 @@ class ResultGrid(Sequence[Result]):
         aims: Sequence[Objective] = self.objectives if metric is None and self.metric is None else ()
         aims = aims or (Objective(*self._metric_and_mode(metric, mode)),)
         with self._reader() as reader:
-            study: optuna.Study = loaded("trainkit.studies", "optuna")(
+            study: optuna.Study = loaded("trainkit.result_grid_methods", "to_optuna")(
                 self._results, reader, aims, scope, self._folder.name
             )
             return study
