@@ -62,6 +62,15 @@ def test_equal_values_of_a_list_are_one():
     assert encoded({"x": tune.choice([3, 1, 2, 3, 3])}).row({"x": 2}).tolist() == [0.5]
 
 
+def test_different_objects_with_the_same_representation_stay():
+    arrays = [np.zeros(5000), np.zeros(5000)]
+    arrays[1][2500] = 1
+    encoding = encoded({"x": tune.choice([*arrays, "a", "a"])})
+    assert repr(arrays[0]) == repr(arrays[1]) and encoding.categories.tolist() == [3]
+    rng = np.random.default_rng(0)
+    assert [encoding.config(np.array([n]), {}, rng)["x"] is arrays[n] for n in (0, 1)] == [True, True]
+
+
 def test_an_inactive_parameter_is_in_the_middle():
     space = {"kind": tune.choice(["a", "b"]), "x": tune.when({"kind": "a"}, tune.uniform(0, 1))}
     encoding = encoded(space)

@@ -11,6 +11,7 @@ from scipy.stats import qmc
 from trainkit import tune
 from trainkit.plugins.gaussian_process import initial
 from trainkit.plugins.gaussian_process.encoding import Encoding
+from trainkit.tune.core.seeds import initial_generator, suggestion_generator
 from trainkit.tune.space.search_space import Space
 
 
@@ -68,6 +69,39 @@ def test_each_branch_of_a_condition_comes_early():
     for seed in range(5):
         rows = [initial.initial_row(encoding, number, seed) for number in range(7)]
         assert {int(row[0]) for row in rows} == set(range(7))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_lists_that_decide_are_tried_in_all_combinations(seed):
+    def pairs(first: int, second: int, number: int) -> int:
+        lists = {"one": list("abcd")[:first], "two": list("wxyz")[:second]}
+        space = {name: tune.choice(values) for name, values in lists.items()}
+        for name, values in lists.items():
+            space |= {f"{name}_{value}": tune.when({name: value}, tune.uniform(0, 1)) for value in values}
+        encoding = encoded(space)
+        rows = [initial.initial_row(encoding, n, seed) for n in range(number)]
+        columns = np.flatnonzero(encoding.parents)
+        return len({tuple(row[columns]) for row in rows})
+
+    assert pairs(2, 2, 4) == 4 and pairs(3, 3, 9) == 9 and pairs(2, 3, 6) == 6 and pairs(4, 2, 8) == 8
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_branch_of_a_nested_condition_comes_early(seed):
+    space = {
+        "kind": tune.choice(["net", "tree"]),
+        "solver": tune.when({"kind": "net"}, tune.choice(["sgd", "adam"])),
+        "momentum": tune.when({"solver": "sgd"}, tune.uniform(0, 1)),
+    }
+    encoding = encoded(space)
+    rows = [initial.initial_row(encoding, n, seed) for n in range(4)]
+    configs = [encoding.config(row, {}, np.random.default_rng(0)) for row in rows]
+    assert {config.get("solver") for config in configs} == {"sgd", "adam", None}
+
+
+def test_the_numbers_are_not_those_of_a_suggestion():
+    draws = suggestion_generator(3, 8).random(4)
+    assert not np.allclose(initial_generator(3, 0).random(4), draws)
 
 
 def test_the_number_grows_with_the_parameters():

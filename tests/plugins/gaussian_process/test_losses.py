@@ -55,7 +55,7 @@ def test_the_power_is_about_the_most_likely():
 
 def test_few_trials_all_stay():
     rows = np.random.default_rng(0).random((20, 3))
-    assert representatives(rows, np.arange(20.0), 20).tolist() == list(range(20))
+    assert representatives(rows, np.arange(20.0), np.zeros(3, bool), 20).tolist() == list(range(20))
 
 
 def test_of_many_trials_the_best_the_latest_and_distant_ones_stay():
@@ -63,12 +63,27 @@ def test_of_many_trials_the_best_the_latest_and_distant_ones_stay():
     rows, losses = rng.normal(0.5, 0.02, (300, 3)), rng.random(300)
     rows[100] = [0, 0, 0]
     losses[100] = 2.0
-    kept = representatives(rows, losses, 60)
+    kept = representatives(rows, losses, np.zeros(3, bool), 60)
     assert len(kept) == len(set(kept.tolist())) == 60
     assert set(np.argsort(losses)[:30].tolist()) <= set(kept.tolist())
     assert 100 in kept and 299 in kept
 
 
 def test_equal_rows_are_kept_once_they_are_needed():
-    kept = representatives(np.full((50, 2), 0.5), np.arange(50.0), 20)
+    kept = representatives(np.full((50, 2), 0.5), np.arange(50.0), np.zeros(2, bool), 20)
     assert len(set(kept.tolist())) == 20
+
+
+def test_distant_trials_differ_in_values_of_lists_without_an_order():
+    """The distance of two indices is 1, so a row of other positions is farther away than an other index."""
+    rows = np.zeros((30, 2))
+    rows[:10, 0], rows[10] = np.arange(10), [1, 1.2]
+    kept = representatives(rows, -np.arange(30.0), np.array([True, False]), 6)
+    assert 10 in kept and len(kept) == 6
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-4, 1e-2])
+def test_good_losses_stay_apart_from_each_other_beside_equal_bad_ones(spread):
+    bad = 0.9 + spread * np.random.default_rng(0).normal(size=40)
+    found = standardized(np.concatenate([bad, [0.31, 0.12, 0.08, 0.05, 0.03]]))[40:]
+    assert (np.diff(found) < -1e-3).all() and np.ptp(found) > 0.05

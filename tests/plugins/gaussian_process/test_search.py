@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import threadpoolctl
 
 from tests.packages import ROOT
 from trainkit import tune
@@ -68,9 +70,9 @@ class TestConformanceUnderWrappers(SearcherSuite):
 
 @pytest.mark.parametrize("space, loss, share", [(PLANE, bowl, 0.01), (LEARNERS, by_learner, 0.5)])
 def test_it_finds_more_than_random_draws(space, loss, share):
-    ours = [best_of(space, loss, 25, seed=seed) for seed in range(3)]
+    ours = [best_of(space, loss, 25, seed=seed) for seed in range(5)]
     drawn = [best_of(space, loss, 25, seed=seed, make=BasicVariantGenerator) for seed in range(30)]
-    assert np.mean(ours) < share * np.mean(drawn)
+    assert np.median(ours) < share * np.median(drawn)
 
 
 def test_its_name_is_in_the_registry():
@@ -197,6 +199,20 @@ def test_a_restored_experiment_makes_the_suggestions_that_were_next(fit, restore
     fit(objective, PLANE, **config, num_samples=7, run={"name": "part"})
     rest = restore(objective, "part", num_samples=12)
     assert [each.config for each in rest] == [each.config for each in whole]
+
+
+def test_searches_in_threads_leave_the_number_of_blas_threads():
+    def search(seed):
+        best_of(PLANE, bowl, 10, seed=seed)
+
+    def numbers():
+        return [each["num_threads"] for each in threadpoolctl.threadpool_info() if each["user_api"] == "blas"]
+
+    with threadpoolctl.threadpool_limits(2):
+        before = numbers()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(search, range(8)))
+        assert numbers() == before
 
 
 def test_wrong_arguments_are_refused():

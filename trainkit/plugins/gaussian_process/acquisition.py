@@ -104,18 +104,19 @@ def _rounded(rows: Floats) -> list[bytes]:
 def neighbours(encoding: Encoding, rows: Floats, width: Floats | float, rng: Generator) -> Floats:
     """Return a changed copy of each of `rows`, in which at least one column is changed.
 
-    Positions change by normally distributed steps with the standard deviation `width`. Half of the chosen
-    indices change.
+    Positions change by normally distributed steps with the standard deviation `width`. Indices change to any
+    other index of the list.
     """
     size = rows.shape
     shares = rng.choice([min(1.0, 1.5 / max(encoding.active, 1.0)), 0.5, 1.0], size=(size[0], 1))
-    chosen = rng.random(size) < shares
-    chosen[np.arange(size[0]), rng.integers(size[1], size=size[0])] = True
     listed = encoding.categories > 0
+    # Indices change half as often as positions, because a change of an index is a large step.
+    chosen = (rng.random(size) < shares) & (~listed | (rng.random(size) < 0.5))
+    chosen[np.arange(size[0]), rng.integers(size[1], size=size[0])] = True
     moved = np.abs(rows + rng.normal(size=size) * width)  # steps beyond a bound are reflected
     moved = np.clip(np.where(moved > 1, 2 - moved, moved), 0.0, 1.0)
-    other = np.floor(rng.random(size) * encoding.categories)
-    chosen &= ~listed | (rng.random(size) < 0.5)
+    steps = 1 + np.floor(rng.random(size) * (encoding.categories - 1))
+    other = (rows + steps) % np.maximum(encoding.categories, 1)
     return np.where(chosen, np.where(listed, other, moved), rows)
 
 
@@ -138,7 +139,8 @@ def _climbed(process: GaussianProcess, encoding: Encoding, best: float, starts: 
         return -float((gain + np.log(deviation)).sum()), -rise.ravel()
 
     first = starts[:, movable].ravel()
-    ended = minimize(loss, first, np.zeros(len(first)), np.ones(len(first)), 15)
+    low, high = (np.tile(each[movable], len(starts)) for each in (encoding.low, encoding.high))
+    ended = minimize(loss, first, low, high, 15)
     rows = starts.copy()
     rows[:, movable] = ended.reshape(active.shape)
     return encoding.snapped(rows)

@@ -15,7 +15,7 @@ from trainkit.tune.search.encoded_space import Declared, leaves_open
 from trainkit.tune.space.configurations import grow
 from trainkit.tune.space.domains import Categorical, Domain, distinct, place_of
 from trainkit.tune.space.search_space import Path, Space
-from trainkit.tune.space.transforms import ChoiceCode, NumberCode, code_of
+from trainkit.tune.space.transforms import ChoiceCode, NormalCode, NumberCode, code_of
 from trainkit.tune.space.tree import in_config
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ Flags: TypeAlias = "NDArray[np.bool_]"
 
 LEAST_ORDERED = 3
 """Smallest number of different numbers in a list that counts as ordered; two numbers have no order."""
+
+RAREST = 1e-3
+"""Probability of each tail of a normal distribution from which no value is suggested."""
 
 _DRAWS = 128
 """Number of random rows from which the mean number of active parameters is estimated."""
@@ -99,6 +102,8 @@ class Encoding(Declared[AnyCode]):
     Attributes:
         categories: number of values of each column with indices, and 0 for a column with positions; shape
             (d,).
+        low: smallest position of each column in a suggestion, shape (d,).
+        high: largest position of each column in a suggestion, shape (d,).
         parents: columns that decide about other parameters; shape (d,).
         active: mean number of active parameters in a random configuration.
 
@@ -113,6 +118,9 @@ class Encoding(Declared[AnyCode]):
         self.categories = np.array(
             [len(code.categories) if isinstance(code, ChoiceCode) else 0 for code in self._codes], dtype=int
         )
+        is_normal = [isinstance(code, NormalCode) for code in self._codes]
+        self.low: Floats = np.where(is_normal, RAREST, 0.0)
+        self.high: Floats = 1 - self.low
         read = {each.path for conditions in space.conditions.values() for each in conditions}
         outer = {name for each in space.parameters for name, _ in each.branches}
         self.parents = np.array(
@@ -183,11 +191,14 @@ class Encoding(Declared[AnyCode]):
         return np.where(self.categories > 0, indices, shares)
 
     def snapped(self, rows: Floats) -> Floats:
-        """Return the rows of the configurations of `rows`, with default values of inactive parameters."""
-        moved = rows.copy()
+        """Return the rows of the configurations of `rows`, with default values of inactive parameters.
+
+        Positions outside of `low` and `high` are moved to these limits.
+        """
+        moved = np.where(self.categories > 0, rows, np.clip(rows, self.low, self.high))
         for place, code in enumerate(self._codes):
             if not isinstance(code, ChoiceCode) and code.stepped:
-                moved[:, place] = code.snapped(rows[:, place].tolist())
+                moved[:, place] = code.snapped(moved[:, place].tolist())
         return np.where(self.activity(moved), moved, np.where(self.categories > 0, 0.0, 0.5))
 
     def activity(self, rows: Floats) -> Flags:

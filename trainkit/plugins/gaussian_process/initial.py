@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trainkit.plugins.gaussian_process.encoding import Encoding, Floats
+from trainkit.tune.core.seeds import initial_generator
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -62,7 +63,7 @@ def sobol(number: int, dimensions: int, seed: int) -> Floats:
     covered, but a pair of them is not.
     """
     known = directions()
-    rng = np.random.default_rng([seed, 8])
+    rng = initial_generator(seed, 0)
     triangles = np.tril(rng.integers(2, size=(dimensions, BITS, BITS)), -1) + np.eye(BITS, dtype=int)
     shifts, jitter = rng.integers(2, size=(dimensions, BITS)), rng.random(dimensions)
     digits = np.zeros((dimensions, BITS), dtype=int)
@@ -71,7 +72,7 @@ def sobol(number: int, dimensions: int, seed: int) -> Floats:
         # each block of points has a different order, so that no two dimensions are equal
         if place >= len(known):
             block, within = divmod(number, MOST)
-            order = np.random.default_rng([seed, 9, place, block]).permutation(MOST)
+            order = initial_generator(seed, 1, place, block).permutation(MOST)
             index = block * MOST + int(order[within])
         chosen = index >> np.arange(BITS) & 1
         plain = chosen @ known[place % len(known)] % 2
@@ -110,14 +111,20 @@ def initial_row(encoding: Encoding, number: int, seed: int) -> Floats:
     """Return the row of initial configuration `number`.
 
     Configuration 0 has all numbers in the middle of their ranges. A list that decides about other parameters
-    takes its values in turn, so that each branch is tried early.
+    takes its values in turn, so that each branch is tried early. After each cycle, the values of every list
+    but the first are shifted, so that two lists, or a list and a nested list, are tried in all combinations.
     """
     row = encoding.from_unit(sobol(number % 2**BITS, len(encoding), seed)[None])
     if number == 0:
         row = np.where(encoding.categories > 0, row, 0.5)
-    for place in np.flatnonzero(encoding.parents & (encoding.categories > 0)):
-        turns = np.random.default_rng([seed, 10, int(place)]).permutation(encoding.categories[place])
-        row[0, place] = turns[number % len(turns)]
+    places = np.flatnonzero(encoding.parents & (encoding.categories > 0)).tolist()
+    for place in places:
+        size, turn = int(encoding.categories[place]), number
+        if place != places[0]:
+            # The shifts are in random order, because two lists with equal shifts would depend on each other.
+            block, cycle = divmod(number // math.lcm(size, int(encoding.categories[places[0]])), size)
+            turn += int(initial_generator(seed, 2, place, block).permutation(size)[cycle])
+        row[0, place] = initial_generator(seed, 3, place).permutation(size)[turn % size]
     snapped: Floats = encoding.snapped(row)[0]
     return snapped
 

@@ -33,6 +33,8 @@ IN_FIT = 64
 """Maximum number of results from which the kernel's parameters are fitted."""
 ROOT5 = math.sqrt(5)
 _POWERS = np.linspace(-2.0, 3.0, 26)
+_DEEPEST = 5.0
+"""Largest distance of the best loss from the median, in the unit of the power transform."""
 _LARGEST = 1e150
 """Largest loss whose square is finite."""
 _FARTHEST = 1e3
@@ -157,7 +159,7 @@ def fitted_kernel(
     Args:
         encoding: encoding of the rows.
         rows: shape (n, d).
-        losses: losses with mean 0 and a variance near 1, shape (n,).
+        losses: losses with a mean and a variance near 0 and 1, shape (n,).
         prior: priors of the kernel's parameters; None: the defaults.
         iterations: maximum number of steps.
     """
@@ -232,10 +234,10 @@ def process_of(encoding: Encoding, rows: Floats, losses: Sequence[float]) -> Gau
         rows: the trials in the order of their suggestions, shape (n, d).
         losses: their losses; NaN for a trial without a result. At least one is finite.
     """
-    scaled = standardized(filled(losses))
-    chosen = representatives(rows, scaled, IN_FIT)
+    scaled, listed = standardized(filled(losses)), encoding.categories > 0
+    chosen = representatives(rows, scaled, listed, IN_FIT)
     kernel = fitted_kernel(encoding, rows[chosen], scaled[chosen])
-    chosen = representatives(rows, scaled, IN_MODEL)
+    chosen = representatives(rows, scaled, listed, IN_MODEL)
     return GaussianProcess(kernel, rows[chosen], scaled[chosen])
 
 
@@ -250,10 +252,11 @@ def standardized(losses: Floats) -> Floats:
     """Return the Yeo-Johnson transform of losses, with mean 0 and variance 1.
 
     The power is the most likely of 26 powers. The transform makes skewed losses nearly normally distributed,
-    but keeps the distances of losses without skew.
+    but keeps the distances of losses without skew. It keeps good losses apart also where most losses are
+    nearly equal, as the losses of diverged trials often are.
     """
     low, middle, high = np.quantile(losses, (0.25, 0.5, 0.75))
-    scale = (high - low) or losses.std() or 1.0
+    scale = max(high - low, (middle - losses.min()) / _DEEPEST) or losses.std() or 1.0
     values = np.clip((losses - middle) / scale, -_FARTHEST, _FARTHEST)
     logs = np.log1p(np.abs(values))
     transformed = np.where(values >= 0, _power(logs, _POWERS[:, None]), -_power(logs, 2 - _POWERS[:, None]))
@@ -271,7 +274,7 @@ def _power(logs: Floats, power: Floats) -> Floats:
     return found
 
 
-def representatives(rows: Floats, losses: Floats, most: int) -> NDArray[np.intp]:
+def representatives(rows: Floats, losses: Floats, listed: Flags, most: int) -> NDArray[np.intp]:
     """Return the indices of at most `most` trials.
 
     Half of them are the best trials, a sixth are the latest, and the others are far apart.
@@ -279,6 +282,7 @@ def representatives(rows: Floats, losses: Floats, most: int) -> NDArray[np.intp]
     Args:
         rows: the trials in the order of their suggestions, shape (n, d).
         losses: their losses, shape (n,).
+        listed: True for columns with indices, shape (d,).
         most: maximum number of trials.
     """
     if len(rows) <= most:
@@ -286,11 +290,11 @@ def representatives(rows: Floats, losses: Floats, most: int) -> NDArray[np.intp]
     taken = np.zeros(len(rows), dtype=bool)
     taken[np.argsort(losses, kind="stable")[: most // 2]] = True
     taken[np.flatnonzero(~taken)[-(most // 6) :]] = True
-    squares = (rows * rows).sum(axis=1)
-    nearest = (squares[taken] - 2 * (rows @ rows[taken].T)).min(axis=1) + squares
+    distance = Kernel(listed, np.ones(rows.shape[1]), 1.0, 0.0).distance
+    nearest = distance(rows, rows[taken]).min(axis=1)
     while np.count_nonzero(taken) < most:
         nearest[taken] = -1.0
-        farthest = int(np.argmax(nearest))
+        farthest = [int(np.argmax(nearest))]
         taken[farthest] = True
-        nearest = np.minimum(nearest, squares + squares[farthest] - 2 * (rows @ rows[farthest]))
+        nearest = np.minimum(nearest, distance(rows, rows[farthest])[:, 0])
     return np.flatnonzero(taken)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
@@ -31,6 +32,9 @@ TRIES = 100
 After so many rows, a random configuration is drawn.
 """
 
+# The process has one number of BLAS threads: two searches in threads would restore each other's number.
+_LOCK = threading.Lock()
+
 
 @cache
 def _controller() -> ThreadpoolController:
@@ -41,14 +45,15 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
     """Searcher with a Gaussian process; it needs no package besides NumPy.
 
     The first configuration is the centre of the space. The next 3 to 9 configurations are evenly distributed;
-    if a condition has more branches, there are more initial configurations. Then each suggestion is the
-    configuration with the largest expected improvement in a Gaussian process that is fitted to the results.
+    if a condition has more branches, or if too few trials have a result, there are more initial
+    configurations. Then each suggestion is the configuration with the largest expected improvement in a
+    Gaussian process that is fitted to the results.
 
     A list of three or more numbers counts as ordered. A failed trial and NaN count as the worst result. A
     running trial counts as if it had the result that the model expects. If a scheduler stops or pauses a
     trial, its last report is its result. Of more than 150 results, the model uses the best 75, the latest 25
-    and 50 others that are far apart. Suggestion n depends only on the seed, n and the results that are known
-    when the suggestion is made.
+    and 50 others that are far apart. Suggestion n depends only on the seed, n, and the results and running
+    trials when the suggestion is made.
 
     Sources: Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006; Hvarfner, Hellsten, Nardi,
     "Vanilla Bayesian Optimization Performs Great in High Dimensions", ICML 2024; Ament et al., "Unexpected
@@ -109,6 +114,6 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
     def _proposals(self, rows: Floats, losses: list[float], rng: Generator) -> Floats:
         running = np.array(self._running()[-RUNNING:]).reshape(-1, len(self.form))
         # The matrices are small, so more threads would be slower, and would take CPUs from the trials.
-        with _controller().limit(limits=1):
+        with _LOCK, _controller().limit(limits=1, user_api="blas"):
             process = process_of(self.form, rows, losses).with_expected(running)
             return proposals(process, self.form, rng)

@@ -102,6 +102,11 @@ def trial_draws(seed: int) -> tuple[Generator, Callable[[int, int], None]]:
     return Generator(bits), at
 
 
+def initial_generator(seed: int, *key: int) -> Generator:
+    """Return the generator for a searcher's first configurations; `key` distinguishes its uses."""
+    return _generator(seed, 8, *key)
+
+
 def model_generator(seed: int, observations: int) -> Generator:
     """Return the generator for a searcher's model that was fitted to `observations` observations."""
     return _generator(seed, 6, observations)

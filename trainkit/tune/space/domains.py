@@ -248,7 +248,15 @@ def place_of(value: Any, values: Sequence[Any]) -> int | None:
 
 def distinct(values: Sequence[Any]) -> list[Any]:
     """Return `values` without duplicates; values of different types, such as 1, 1.0 and True, all stay."""
-    return list({(type(value), repr(value)): value for value in values}.values())
+    # Different objects may have the same representation, for example long arrays.
+    keys = [(type(value), repr(value)) if _is_plain(value) else id(value) for value in values]
+    return list(dict(zip(keys, values, strict=True)).values())
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (dict, list, tuple)):
+        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
+    return value is None or isinstance(value, (str, bytes, numbers.Number))
 
 
 _MAX_STEPS = 2**62
