@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.runtime.local.programs import Programs
 from tests.train.checkpoint.held_operator import HeldOperator
 from tests.train.operators import Digits
 from tests.train.strategies.test_fsdp import Stack
-from tests.train.workers.test_exact_place import Noted, noted
+from tests.train.workers.test_exact_place import Noted, OwnLoop, noted
 from tests.train.workers.test_recovery import identical
 from trainkit import tune
 from trainkit.errors import CheckpointError, ConfigError
@@ -94,6 +95,38 @@ def test_every_steps_saves_after_these_steps_and_keeps_so_many(
         assert (second.epoch, second.global_step) == (1, 16)
         assert second.train()["batch_count"] == STEPS
         assert identical(weights(second.state_dict()), weights(expected))
+
+
+class Uneven(OwnLoop):
+    """Its first worker has a batch more than the second worker, which ends the epoch."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        super().setup(config)
+        rows = torch.ones(2, 3).double(), torch.ones(2, 1).double()
+        batches = [(torch.tensor([index]), *rows) for index in range(10 - self.world_rank)]
+        self.register_data(train_loader=batches, sharded=True)
+
+
+@pytest.mark.usefixtures("runtime")
+def test_workers_with_unequal_batches_pause_together(tmp_path: Path) -> None:
+    with trainer(tmp_path, Uneven, keep={"every_steps": 3}) as gang:
+        assert gang.train()["batch_count"] == 9
+        assert gang.train()["batch_count"] == 9
+    assert [*saved(tmp_path).values()] == [(0, 3), (0, 6), (1, 9), (1, 12), (1, 15), (2, 18)]
+
+
+@pytest.mark.usefixtures("runtime")
+def test_an_own_loop_is_not_saved_after_its_last_batch_of_another_size(tmp_path: Path) -> None:
+    local: dict[str, Any] = {"use_local": True, "num_workers": 1}
+    with trainer(tmp_path, OwnLoop, config={"*batch_size": 12}, keep={"every_steps": 2}, **local) as first:
+        first.train()
+    assert [*saved(tmp_path).values()] == [(0, 2), (0, 4), (1, 5)]
+    for name in ("checkpoint_000001", "checkpoint_000002"):
+        shutil.rmtree(tmp_path / "checkpoints" / name)
+    with trainer(tmp_path, OwnLoop, keep={"every_steps": 7}, **local) as second:
+        assert second.train()["num_samples"] == 50
+    # The rest of the pass has 26 samples in five batches, so step 7 is the last of the epoch.
+    assert saved(tmp_path) == {"checkpoint_000000": (0, 2), "checkpoint_000001": (1, 7)}
 
 
 @pytest.mark.usefixtures("runtime")

@@ -84,6 +84,28 @@ class ReadingAhead(OwnLoop):
         yield held
 
 
+class Augmenting(Noted):
+    """Gives the default loop batches of its own, so its steps are not the steps of the iterator."""
+
+    def train_epoch(self, iterator: Any, info: Any, *_: Any, **more: Any) -> Any:
+        return super().train_epoch((batch for batch in iterator), info)
+
+
+class Summing(OwnLoop):
+    """Keeps the metrics in variables, which a new worker would not have."""
+
+    def train_epoch(self, iterator: Any, info: Any, *_: Any, **more: Any) -> Any:
+        self.model.train()
+        total, count = 0.0, 0
+        for number, batch in enumerate(iterator):
+            place = {"batch_idx": number, "global_step": self.global_step}
+            total += float(self.train_batch(batch, {**info, **place})["train_loss"])
+            count += 1
+            self.scheduler.step()
+            self.global_step += 1
+        return {"mean": total / count, "count": count}
+
+
 def train(
     folder: Path, workers: int, operator: Any = Noted, **config: Any
 ) -> tuple[Any, list[Any], dict[Any, list[int]]]:
@@ -136,11 +158,14 @@ def test_a_killed_worker_costs_no_sample_and_no_bit(
         assert len(lines) - len({*lines}) <= 2 * accumulate * workers  # trained again: at most two steps
 
 
-def test_a_loop_that_reads_ahead_repeats_its_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("operator", [ReadingAhead, Augmenting, Summing])
+def test_a_loop_without_a_place_repeats_its_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operator: Any
+) -> None:
     monkeypatch.setattr(elastic_worker_group, "interval_s", lambda cost_s: 0.0)
     monkeypatch.setattr(elastic_worker_group, "LEAST_S", 0.0)
-    weights, results, _ = train(tmp_path / "whole", 1, ReadingAhead)
-    again = train(tmp_path / "killed", 1, ReadingAhead, kill=(0, 14))
+    weights, results, _ = train(tmp_path / "whole", 1, operator)
+    again = train(tmp_path / "killed", 1, operator, kill=(0, 14))
     assert again[1] == results
     assert all(torch.equal(weights[name], again[0][name]) for name in weights)
     lines = (tmp_path / "killed" / "samples").read_text().splitlines()

@@ -144,6 +144,8 @@ class Feed:
         taken: number of batches taken since the epoch began.
         done: number of batches that the training loop has finished since the epoch began, for `state`.
         current: weight of the last taken batch.
+        total: number of batches of the epoch, equal on all workers; None if unknown, and before the first
+            batch.
         advice: advice to the user, for messages about workers that have unequal numbers of batches.
         stateful: True if a stream's own state is part of `state`; see `TrainingOperator.register_data`.
     """
@@ -166,6 +168,7 @@ class Feed:
         self.sharded = sharded
         self.taken = self.done = 0
         self.current = FULL_WEIGHT
+        self.total: int | None = None
         self.stateful = False
         self._group = group
         self._training = training
@@ -280,6 +283,7 @@ class Feed:
         """
         set_epoch(self.loader, epoch_idx)
         self._asked, self._last, self._weights, self._shares = num_steps, None, None, []
+        self.total = num_steps
         self._pass = self._rest = None
         self._incomplete = {}
         begun = self._base = self.begun
@@ -370,18 +374,32 @@ class Feed:
             self._next = self._next.on(*self._shape(), plain=self._plain(), what=what)
         if isinstance(self.loader, SharedStreamLoader):
             return partial(next, self._stream_pass(self.loader), _END)
+        left = self._left()
         if not self._in_step or self._sharded() is not None or self._group.members == 1:
+            self._ends_after(left)
             return partial(next, self._iterator(), _END)
         if self._training:
-            begun = 0 if self._next is None else self._next.consumed
-            steps = self.steps()
-            lengths = self._group.gather_integers(-1 if steps is None else steps - begun)
+            lengths = self._group.gather_integers(-1 if left is None else left)
             if min(lengths) >= 0 and (min(lengths) == max(lengths) or self.uneven != "join"):
                 shortest = min(lengths)
+                self._ends_after(shortest)
                 ends = self._asked is None or self._asked - self.taken > shortest
                 self._end(shortest, [ends and length > shortest for length in lengths])
                 return partial(next, itertools.islice(self._iterator(), shortest), _END)
         return self._together()
+
+    def _left(self) -> int | None:
+        """Return the number of batches of the pass that starts; None if unknown in advance."""
+        begun = 0 if self._next is None else self._next.consumed
+        if (sizes := self._sizes()) is not None:
+            return replace(sizes, samples=sizes.samples - begun).steps
+        steps = self.steps()
+        return None if steps is None else steps - begun
+
+    def _ends_after(self, left: int | None) -> None:
+        """Note that the pass that starts, the only pass without a requested number, has `left` batches."""
+        if self._asked is None and left is not None:
+            self.total = self.taken + left
 
     def _iterator(self) -> Iterator[Any]:
         resumed, self._resumed = self._resumed, False

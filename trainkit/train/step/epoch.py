@@ -76,8 +76,10 @@ class EpochBatches(Iterator[Any]):
         meters: metrics of the batches before the interruption, to which the loop adds the metrics of the
             other batches.
         pause: function of the number of finished batches of the epoch, called after each step of the
-            default loop, and when another loop requests a further batch.
-        total: number of batches of the whole epoch; None if unknown.
+            default loop, and when another loop requests a further batch. This loop must have called `add`
+            once for each batch, because otherwise it may keep results that a later process would not have.
+        total: function that returns the number of batches of the whole epoch, equal on all workers; None if
+            unknown.
 
     Attributes:
         counted: False if the current batch only repeats other samples, so that its metrics do not count.
@@ -91,7 +93,7 @@ class EpochBatches(Iterator[Any]):
         first: int = 0,
         meters: Meters | None = None,
         pause: Callable[[int], None] | None = None,
-        total: int | None = None,
+        total: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.bar = bar
         self.first = first
@@ -99,14 +101,14 @@ class EpochBatches(Iterator[Any]):
         self.pause = pause
         self._batches = batches
         self._begun = False
-        self._given = first
+        self._given = self._added = first
         self._total = total
         self.counted = True
 
     def __next__(self) -> Any:
         # After the last batch, no pause is needed, because the loop soon returns its result. After a pause,
         # no batch would be left to resume with.
-        if self.pause is not None and self._begun and self._given != self._total:
+        if self.pause is not None and self._begun and self._added == self._given != self._total():
             self.pause(self._given)
         if (batch := self._take()) is None:
             raise StopIteration
@@ -116,6 +118,7 @@ class EpochBatches(Iterator[Any]):
 
     def add(self, metrics: Mapping[str, Any]) -> None:
         """Add the metrics of the current batch to the result."""
+        self._added += 1
         self.meters.add(metrics, counted=self.counted)
         if self.bar is not None:
             self.bar.show(metrics)

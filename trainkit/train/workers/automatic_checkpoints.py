@@ -380,7 +380,8 @@ class AutomaticCheckpoints:
             self._warn(
                 f"{'every_s' if late else 'every_steps'}: no checkpoint was written within the epoch, "
                 "because the workers can't save this loop or data there (your own train_epoch must increase "
-                "self.global_step after each batch); checkpoints are written at the end of each epoch"
+                "self.global_step and call iterator.add(metrics) after each batch); checkpoints are written "
+                "at the end of each epoch"
             )
 
     def _warn(self, text: str) -> None:

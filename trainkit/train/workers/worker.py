@@ -402,10 +402,11 @@ class Worker(GroupMember):
         timers.switch(profile)
         if feed is None:
             raise ConfigError(f"there is no {what} data: call register_data({what}_loader=...) in setup")
-        bar, total = None, num_steps or feed.steps()
+        bar = None
         if self._operator.use_tqdm and self._rank == 0:
             epoch = self._epoch + 1 if what == "train" else self._epoch
             text = describe(what, epoch, info)
+            total = num_steps or feed.steps()
             bar = ProgressBar(total=total, description=text, initial=feed.begun)
         try:
             with timers.record("train_epoch" if what == "train" else what):
@@ -414,7 +415,7 @@ class Worker(GroupMember):
                 if what == "train":
                     self._meters, self._earlier = Meters.of(self._earlier), []
                     more: dict[str, Any] = {"first": first, "meters": self._meters, "pause": self._pause}
-                    yield EpochBatches(batches, bar, total=total, **more)
+                    yield EpochBatches(batches, bar, total=lambda: feed.total, **more)
                 else:
                     yield EpochBatches(batches, bar)
             group.end_sending()
