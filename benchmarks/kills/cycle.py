@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from benchmarks.interleaved import HERE
 from benchmarks.kills import plan, processes
 from benchmarks.kills.findings import Findings
-from benchmarks.kills.job import OWN, Job
+from benchmarks.kills.job import OWNED, Job
 from benchmarks.kills.parts import Part
 from benchmarks.kills.plan import CLOCK, DISK, FILES, Cycle, Strike
 from trainkit.runtime.local.system import process
@@ -360,7 +360,7 @@ class Stage:
         files = sorted(
             path
             for path in self.job.kept.rglob("*")
-            if path.is_file() and path.name != OWN and path.stat().st_size > 1
+            if path.is_file() and not OWNED.intersection(path.parts) and path.stat().st_size > 1
         )
         if not files:
             return

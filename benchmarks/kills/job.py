@@ -10,6 +10,8 @@ from typing import Any
 
 OWN = "own"
 """Name of the files that programs themselves write into checkpoints. trainkit can't check them for damage."""
+OWNED = frozenset({OWN, "checkpoint.ckpt", "checkpoint"})
+"""The same, and the names of Lightning's file and of Transformers' folder in a checkpoint."""
 UNFINISHED = 75
 """Exit code of a program that ended by itself before its work was complete (EX_TEMPFAIL)."""
 
