@@ -16,14 +16,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    Subset,
-    TensorDataset,
-    default_collate,
-)
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.train.checkpoint.state import generator_states
@@ -43,10 +36,10 @@ from trainkit.train.data.sharding import (
     BatchWeight,
     BatchWeights,
     ShardedBatchSampler,
+    gathering,
     provisional_weight,
     sampler_of,
     sharded_loader,
-    with_attributes,
 )
 from trainkit.train.data.streams import SharedStreamLoader
 from trainkit.train.distributed.observers import Timed
@@ -70,45 +63,6 @@ _END: Any = object()
 
 Uneven = Literal["drop", "raise", "join"]
 """Ways to handle a user's split of the data that gives some workers more batches than others."""
-
-
-def gathering(loader: Any) -> Any:
-    """Return a copy of `loader`, for one pass, that indexes each tensor once per batch, not once per row.
-
-    The copy's batches have the same bits and strides as the loader's. Only a loader of a `TensorDataset`, or
-    of a subset of one, is copied; other loaders are returned unchanged.
-    """
-    if type(loader) is not DataLoader or loader.num_workers > 0 or loader.batch_sampler is None:
-        return loader
-    dataset: Any = loader.dataset
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    plain = type(dataset) is TensorDataset and all(map(_is_plain, dataset.tensors))
-    if not plain or loader.collate_fn is not default_collate:
-        return loader
-    return with_attributes(loader, dataset=_Gathered(loader.dataset), collate_fn=lambda batch: batch)
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return True if indexing many rows at once gives the same memory layout as stacking single rows."""
-    plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.requires_grad
-    return plain and tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
-
-
-class _Gathered:
-    """Data set of whole batches from a `TensorDataset`, or from a subset of one."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __getitems__(self, rows: list[Any]) -> Any:
-        dataset: Any = self._dataset
-        while type(dataset) is Subset:
-            dataset, rows = dataset.dataset, [dataset.indices[row] for row in rows]
-        if set(map(type, rows)) != {int}:  # A sampler may return any index that a tensor accepts.
-            return default_collate([dataset[row] for row in rows])
-        index = torch.tensor(rows)
-        return [tensor[index] for tensor in dataset.tensors]
 
 
 class Batch(NamedTuple):
