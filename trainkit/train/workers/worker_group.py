@@ -224,7 +224,8 @@ class WorkerGroup(Generic[M]):
         try:
             # A signal takes effect when all workers have received the call, because a worker that received it
             # alone would wait for the others in a collective. Without other processes, sending runs the call.
-            with InterruptGuard() if "isolation" in runtime.promises() else contextlib.nullcontext():
+            waits = bool(self._handles) and "isolation" in runtime.promises()
+            with InterruptGuard() if waits else contextlib.nullcontext():
                 for rank, handle in self._handles.items():
                     if rank in args:
                         calls[getattr(handle, method).remote(*args[rank])] = rank
