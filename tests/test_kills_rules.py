@@ -203,16 +203,34 @@ def test_a_job_keeps_lines_and_its_outcome(tmp_path: Path) -> None:
     assert (job.lines(), job.outcome()) == ([["epoch", 1, 0.25]], {"epoch": 1})
 
 
+def test_only_files_that_trainkit_checks_are_cut(tmp_path: Path) -> None:
+    job = Job(tmp_path / "checkpoint" / "own")
+    names = [
+        "saved/state.pt",
+        "run/own",
+        "run/checkpoint.ckpt",
+        "run/checkpoint/model",
+        "run/log",
+        "run/empty",
+    ]
+    for name in names:
+        path = job.kept / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("" if name == "run/empty" else name)
+    assert job.checked_files() == [job.kept / "run/log", job.kept / "saved/state.pt"]
+
+
 def test_a_campaign_resumes_only_from_its_own_file(tmp_path: Path) -> None:
     path = tmp_path / "state"
     cycle = plan.cycle(1, 0, TARGETS, SPANS)
-    findings = Findings(acknowledged=3, there=2, within=1, missing=["a"])
+    findings = Findings(acknowledged=3, there=2, within=1, uncut=1, missing=["a"])
     record = Record(struck=[*cycle.strikes], codes=[-9, 0], findings=findings)
     state.append(path, state.line_of(cycle, record, 1, list(PARTS), took_s=2.0))
     (line,) = state.read(path, 1, list(PARTS))
     assert (line["cycle"], line["missing"], len(line["struck"])) == (0, ["a"], len(cycle.strikes))
     total = state.totals([line], PARTS)[cycle.part]
     assert (total.acknowledged, total.there, total.within) == (3, 2, 1)
+    assert total.uncut == 1
     assert total.kills.total() == len(cycle.strikes)
     assert total.faults["missing"] == 1
     with pytest.raises(ValueError, match="give the same arguments"):

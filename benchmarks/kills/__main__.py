@@ -191,6 +191,8 @@ def report(campaign: Campaign, parts: Sequence[str], *, seconds: float, new: int
             rows.add(Row(f"requests in {phase}", better="").measured([count]))
         rows.add(Row("kills", better="").measured([campaign.kills]))
         rows.add(Row("kills a second", "1/s", MORE).measured([new / seconds]))
+        uncut = sum(total.uncut for total in found.values())
+        rows.add(Row("cuts that found no file", better="").measured([uncut]))
         counts = {
             "acknowledged": "acknowledged",
             "there": "there",

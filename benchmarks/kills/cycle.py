@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from benchmarks.interleaved import HERE
 from benchmarks.kills import plan, processes
 from benchmarks.kills.findings import Findings
-from benchmarks.kills.job import OWNED, Job
+from benchmarks.kills.job import Job
 from benchmarks.kills.parts import Part
 from benchmarks.kills.plan import CLOCK, DISK, FILES, Cycle, Strike
 from trainkit.runtime.local.system import process
@@ -357,12 +357,9 @@ class Stage:
 
         The program must complete as if nothing had happened, or say which file or folder is damaged.
         """
-        files = sorted(
-            path
-            for path in self.job.kept.rglob("*")
-            if path.is_file() and not OWNED.intersection(path.parts) and path.stat().st_size > 1
-        )
+        files = self.job.checked_files()
         if not files:
+            self.record.findings.uncut += 1
             return
         file = files[int(strike.draw * len(files))]
         copy = self.job.folder / "copy"

@@ -22,6 +22,7 @@ class Findings:
         there: number of these results that are there in the end.
         within: number of these results that are places within an epoch.
         lost: number of finished steps that were made again after a request to end.
+        uncut: number of cuts that found no file.
         missing: acknowledged results that are not there.
         twice: results that are there more than once.
         differing: numbers that differ from those of an undisturbed run.
@@ -38,6 +39,7 @@ class Findings:
     there: int = 0
     within: int = 0
     lost: int = 0
+    uncut: int = 0
     missing: list[str] = field(default_factory=list)
     twice: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)

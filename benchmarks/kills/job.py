@@ -31,6 +31,16 @@ class Job:
         """Folder for everything that the program stores with trainkit. Faults hit this folder."""
         return self.folder / "kept"
 
+    def checked_files(self) -> list[Path]:
+        """Return the files that trainkit checks for damage, if they can be cut in half."""
+        return sorted(
+            path
+            for path in self.kept.rglob("*")
+            if path.is_file()
+            and not OWNED.intersection(path.relative_to(self.kept).parts)
+            and path.stat().st_size > 1
+        )
+
     def ack(self, *result: Any, to: str = "acks") -> None:
         """Append a result to a file, in one write that a kill can't divide."""
         line = json.dumps(result).encode() + b"\n"

@@ -53,6 +53,7 @@ def line_of(
         "there": findings.there,
         "within": findings.within,
         "lost": findings.lost,
+        "uncut": findings.uncut,
         "took_s": round(took_s, 2),
         **findings.faults,
     }
@@ -75,6 +76,7 @@ class Total:
         there: number of these results that are there in the end.
         within: number of these results that are places within an epoch.
         lost: number of finished steps that were made again after a request to end.
+        uncut: number of cuts that found no file.
         phases: number of requests to end, by phase.
         faults: number of findings that must not be, by kind.
     """
@@ -85,6 +87,7 @@ class Total:
     there: int = 0
     within: int = 0
     lost: int = 0
+    uncut: int = 0
     phases: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
 
@@ -96,6 +99,7 @@ class Total:
         self.there += line["there"]
         self.within += line["within"]
         self.lost += line.get("lost", 0)
+        self.uncut += line.get("uncut", 0)
         self.phases.update(strike["phase"] for strike in line["struck"] if strike.get("phase"))
         self.faults.update({name: len(line.get(name, ())) for name in FAULTY})
 
@@ -110,12 +114,13 @@ def totals(lines: Iterable[Mapping[str, Any]], parts: Iterable[str]) -> dict[str
 
 def table(found: Mapping[str, Total]) -> str:
     """Return a table with a line for each part: faults by kind, then what the checks found."""
-    head = ["part", "cycles", *FAULTS, "acked", "there", *FAULTY]
+    head = ["part", "cycles", *FAULTS, "uncut", "acked", "there", *FAULTY]
     rows = [
         [
             part,
             total.cycles,
             *(total.kills[fault] for fault in FAULTS),
+            total.uncut,
             total.acknowledged,
             total.there,
             *(total.faults[name] for name in FAULTY),

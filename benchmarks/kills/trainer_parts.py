@@ -133,7 +133,7 @@ def _trainer(name: str) -> Any:
 
 
 def _path(job: Job) -> Path:
-    return job.kept / "checkpoint"
+    return job.kept / "saved"
 
 
 def _saved(job: Job) -> tuple[int, int]:
