@@ -36,26 +36,25 @@ def begun(space, metric="loss", num_samples=9, **arguments) -> Searcher:
     return searcher
 
 
-@pytest.mark.parametrize("num_samples", [2, -1])
+@pytest.mark.parametrize("num_samples", [1, 2, -1])
 def test_it_learns_where_there_is_something_to_learn(num_samples):
     assert isinstance(begun(PLANE, num_samples=num_samples).searcher, GaussianProcessSearch)
 
 
 @pytest.mark.parametrize(
-    "space, metric, num_samples",
+    "space, metric",
     [
-        (PLANE, None, 9),
-        (PLANE, "loss", 1),
-        ({"x": tune.grid_search([1, 2])}, "loss", 9),
-        ({**PLANE, "z": tune.grid_search([1, 2])}, "loss", 9),
-        ({"x": 1}, "loss", 9),
+        (PLANE, None),
+        ({"x": tune.grid_search([1, 2])}, "loss"),
+        ({**PLANE, "z": tune.grid_search([1, 2])}, "loss"),
+        ({"x": 1}, "loss"),
     ],
 )
-def test_otherwise_it_draws_as_before(space, metric, num_samples):
-    searcher = begun(space, metric, num_samples)
+def test_otherwise_it_draws_as_before(space, metric):
+    searcher = begun(space, metric)
     assert isinstance(searcher.searcher, BasicVariantGenerator)
     plain = BasicVariantGenerator()
-    plain.begin(Space.of(space), metric=metric, mode=metric and "min", num_samples=num_samples, seed=0)
+    plain.begin(Space.of(space), metric=metric, mode=metric and "min", num_samples=9, seed=0)
     assert searcher.suggest("t") == plain.suggest("t")
     assert searcher.total_samples == plain.total_samples
 
@@ -77,6 +76,10 @@ def test_a_restore_makes_it_again():
     for searcher in (made, again):
         searcher.begin(Space.of(PLANE), metric="loss", mode="min", num_samples=9, seed=0)
     assert [made.suggest(f"{n}") for n in range(3)] == [again.suggest(f"{n}") for n in range(3)]
+
+
+def test_one_sample_is_the_centre_and_more_samples_follow_it():
+    assert begun(PLANE, num_samples=1).suggest("t") == {"x": 0, "y": 0} == begun(PLANE).suggest("t")
 
 
 def test_points_from_elsewhere_are_for_the_searcher_itself():

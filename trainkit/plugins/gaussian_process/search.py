@@ -125,9 +125,9 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
 class AutoSearch(SearcherWrapper):
     """Searcher that learns from the results if it can.
 
-    It is `GaussianProcessSearch` if the experiment has one metric, several samples, and a space with domains
-    and without a grid. Otherwise it is `BasicVariantGenerator`, which tries all combinations of a grid and
-    draws the rest at random.
+    It is `GaussianProcessSearch` if the experiment has one metric, and a space with domains and without a
+    grid; a single sample is then the centre of the space. Otherwise it is `BasicVariantGenerator`, which
+    tries all combinations of a grid and draws the rest at random.
 
     Args:
         points_to_evaluate: complete or partial configurations to try first.
@@ -152,7 +152,8 @@ class AutoSearch(SearcherWrapper):
     def begin(
         self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int
     ) -> None:
-        learns = metric is not None and num_samples != 1 and bool(space.domains) and not space.axes
+        # A restore may change `num_samples`, so the choice does not depend on it.
+        learns = metric is not None and bool(space.domains) and not space.axes
         if learns and not self.objectives:
             self.searcher = GaussianProcessSearch(points_to_evaluate=self._points, seed=self._seed)
             self._inner = called(self.searcher)
