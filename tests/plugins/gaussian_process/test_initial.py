@@ -72,9 +72,10 @@ def test_each_branch_of_a_condition_comes_early():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_two_lists_that_decide_are_tried_in_all_combinations(seed):
+@pytest.mark.parametrize("sizes", [(2, 2), (3, 3), (2, 3), (4, 2), (2, 4), (2, 6), (4, 6)])
+def test_two_lists_that_decide_are_tried_in_all_combinations(sizes, seed):
     def pairs(first: int, second: int, number: int) -> int:
-        lists = {"one": list("abcd")[:first], "two": list("wxyz")[:second]}
+        lists = {"one": list("abcd")[:first], "two": list("uvwxyz")[:second]}
         space = {name: tune.choice(values) for name, values in lists.items()}
         for name, values in lists.items():
             space |= {f"{name}_{value}": tune.when({name: value}, tune.uniform(0, 1)) for value in values}
@@ -83,7 +84,8 @@ def test_two_lists_that_decide_are_tried_in_all_combinations(seed):
         columns = np.flatnonzero(encoding.parents)
         return len({tuple(row[columns]) for row in rows})
 
-    assert pairs(2, 2, 4) == 4 and pairs(3, 3, 9) == 9 and pairs(2, 3, 6) == 6 and pairs(4, 2, 8) == 8
+    number = math.prod(sizes)
+    assert pairs(*sizes, number) == number
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -122,8 +122,12 @@ def initial_row(encoding: Encoding, number: int, seed: int) -> Floats:
         size, turn = int(encoding.categories[place]), number
         if place != places[0]:
             # The shifts are in random order, because two lists with equal shifts would depend on each other.
-            block, cycle = divmod(number // math.lcm(size, int(encoding.categories[places[0]])), size)
-            turn += int(initial_generator(seed, 2, place, block).permutation(size)[cycle])
+            # With a shift, two lists go through lcm(size, first) combinations; gcd(size, first) shifts
+            # have different combinations.
+            first = int(encoding.categories[places[0]])
+            shifts = math.gcd(size, first)
+            block, cycle = divmod(number // math.lcm(size, first), shifts)
+            turn += int(initial_generator(seed, 2, place, block).permutation(shifts)[cycle])
         row[0, place] = initial_generator(seed, 3, place).permutation(size)[turn % size]
     snapped: Floats = encoding.snapped(row)[0]
     return snapped
