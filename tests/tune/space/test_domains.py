@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -269,6 +270,19 @@ def test_categories_are_told_apart_by_type():
     assert tune.choice([np.zeros(2), array, "x"]).contains(np.ones(2))
     assert tune.choice([array, "x"]).contains("x")
     assert tune.choice([math.nan]).contains(float("nan"))
+
+
+def test_equal_categories_count_once():
+    assert tune.choice([{1}, {1}, frozenset({1}), {2}]).cardinality == 3
+    assert tune.choice([Path("a"), Path("a"), "a"]).values() == [Path("a"), "a"]
+    assert tune.choice([range(3), "x", range(3)]).values() == [range(3), "x"]
+    assert tune.choice([np.zeros(2), np.ones(2), np.zeros(2), np.zeros(3)]).cardinality == 3
+    assert tune.choice([{"a": np.zeros(2)}, object(), object()]).cardinality == 3
+
+
+def test_equal_tensors_count_once():
+    torch = pytest.importorskip("torch")
+    assert tune.choice([torch.zeros(2), torch.zeros(3), torch.zeros(2)]).cardinality == 2
 
 
 def test_a_choice_between_domains_is_drawn_through():

@@ -91,7 +91,11 @@ def same(one: Any, other: Any) -> bool:
         if type(answer) is not bool and hasattr(answer, "all"):
             return getattr(one, "shape", None) == getattr(other, "shape", None) and bool(answer.all())
         return bool(answer) or (one != one and other != other and type(one) is type(other))
-    except (TypeError, ValueError):  # values whose shapes or types can't be compared count as different
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ):  # values whose shapes or types can't be compared count as different
         return False
 
 
@@ -249,8 +253,15 @@ def place_of(value: Any, values: Sequence[Any]) -> int | None:
 def distinct(values: Sequence[Any]) -> list[Any]:
     """Return `values` without duplicates; values of different types, such as 1, 1.0 and True, all stay."""
     # Different objects may have the same representation, for example long arrays.
-    keys = [(type(value), repr(value)) if _is_plain(value) else id(value) for value in values]
-    return list(dict(zip(keys, values, strict=True)).values())
+    kept: dict[Any, Any] = {}
+    others: list[Any] = []
+    for place, value in enumerate(values):
+        if _is_plain(value):
+            kept.setdefault((type(value), repr(value)), value)
+        elif not any(type(each) is type(value) and same(each, value) for each in others):
+            others.append(value)
+            kept[place] = value
+    return list(kept.values())
 
 
 def _is_plain(value: Any) -> bool:
