@@ -50,7 +50,7 @@ def _of_suggestion(seed: int, index: int, redraw: int) -> SeedSequence:
 
     entropy: Any = (seed, index, redraw) if redraw else (seed, index)
     if seed <= _MOST and index <= _MOST:
-        # The entropy is a list, because NumPy takes longer to convert a tuple to the same array.
+        # NumPy takes longer to convert a tuple, so the array is made here.
         entropy = numpy.array(entropy, numpy.uint32)
     return numpy.random.SeedSequence(entropy)
 

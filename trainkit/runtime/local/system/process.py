@@ -38,7 +38,7 @@ _FLUSH_FAILED = 120
 END_S = 10.0
 """Seconds without progress after which killed processes of a session count as stuck."""
 NODE_S = END_S + 5.0
-"""Seconds to wait for a node that ends its session; longer than the node itself waits."""
+"""Seconds to wait for a node that ends its session. The node gives up after `END_S` without progress."""
 
 STACKS = signal.SIGRTMAX - 5
 """Signal at which a worker writes its threads' stacks. Programs rarely use real-time signals."""
