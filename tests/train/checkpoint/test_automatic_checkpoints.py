@@ -24,7 +24,7 @@ from tests.train.strategies.test_fsdp import Stack
 from tests.train.workers.test_exact_place import Noted, OwnLoop, noted
 from tests.train.workers.test_recovery import identical
 from trainkit import tune
-from trainkit.errors import CheckpointError, ConfigError
+from trainkit.errors import CheckpointError, ConfigError, TrainingError
 from trainkit.train import CheckpointConfig, TorchTrainer, TrainingOperator
 from trainkit.train.checkpoint import files
 from trainkit.train.distributed.tensors import whole
@@ -127,6 +127,57 @@ def test_an_own_loop_is_not_saved_after_its_last_batch_of_another_size(tmp_path:
         assert second.train()["num_samples"] == 50
     # The rest of the pass has 26 samples in five batches, so step 7 is the last of the epoch.
     assert saved(tmp_path) == {"checkpoint_000000": (0, 2), "checkpoint_000001": (1, 7)}
+
+
+class ForgetfulLoop(Digits):
+    """Loop that forgets what `config["forgets"]` names: to count its steps, or to add their metrics."""
+
+    def train_epoch(self, iterator: Any, info: dict[str, Any]) -> Any:
+        for index, batch in enumerate(iterator):
+            metrics = self.train_batch(batch, {})
+            self.global_step += self.config["forgets"] != "step"
+            first = self.world_rank == self.config.get("rank", 0)
+            adds = {"add": False, "rank": first, "later": index < 2 or first}
+            if adds.get(self.config["forgets"], True):
+                iterator.add(metrics)
+        return {"train_loss": 0.0}
+
+
+@pytest.mark.usefixtures("runtime")
+@pytest.mark.parametrize("forgets", ["step", "add"])
+def test_an_own_loop_without_positions_is_warned_about_at_its_second_batch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, forgets: str
+) -> None:
+    local: dict[str, Any] = {"use_local": True, "num_workers": 1, "config": {"forgets": forgets}}
+    with trainer(tmp_path, ForgetfulLoop, keep={"every_steps": 100}, **local) as gang:
+        gang.train()
+        gang.train()
+    assert caplog.text.count("train_epoch: no checkpoint is written within the epoch") == 1
+
+
+@pytest.mark.usefixtures("runtime")
+def test_one_worker_whose_own_loop_skips_a_batch_trains_to_the_end(tmp_path: Path) -> None:
+    config = {"samples": 48, "batch_size": 4, "forgets": "later", "rank": 1}
+    local: dict[str, Any] = {"use_local": True, "num_workers": 1, "config": config}
+    with trainer(tmp_path, ForgetfulLoop, keep={"every_steps": 2}, **local) as gang:
+        gang.train()
+    assert [*saved(tmp_path).values()] == [(0, 2), (1, 8)]
+
+
+@pytest.mark.usefixtures("runtime")
+def test_an_own_loop_that_counts_on_some_workers_only_does_not_hang(tmp_path: Path) -> None:
+    config = {"samples": 48, "batch_size": 4, "forgets": "rank"}
+    with trainer(tmp_path, ForgetfulLoop, keep={"every_steps": 2}, config=config, timeout_s=20) as gang:
+        gang.train()
+    assert [*saved(tmp_path).values()] == [(1, 8)]
+    config["forgets"] = "later"
+    with (
+        pytest.raises(TrainingError, match="train_epoch missed a batch"),
+        trainer(
+            tmp_path / "later", ForgetfulLoop, keep={"every_steps": 9}, config=config, timeout_s=20
+        ) as gang,
+    ):
+        gang.train()
 
 
 @pytest.mark.usefixtures("runtime")

@@ -203,8 +203,12 @@ def check_state(state: Any, registered: Mapping[str, int], what: str) -> None:
     check_places(state.get("workers") or [], what)
 
 
+class UnequalPlacesError(CheckpointError):
+    """State whose workers have finished different numbers of batches."""
+
+
 def check_places(workers: Sequence[Mapping[str, Any]], what: str) -> None:
-    """Raise CheckpointError unless all workers have finished the same number of batches of the epoch.
+    """Raise UnequalPlacesError unless all workers have finished the same number of batches of the epoch.
 
     Args:
         workers: own states of all workers, by rank.
@@ -212,7 +216,7 @@ def check_places(workers: Sequence[Mapping[str, Any]], what: str) -> None:
     """
     finished = [own["data"].get("train", {}).get("position", {}).get("taken", 0) for own in workers]
     if len(set(finished)) > 1:
-        raise CheckpointError(
+        raise UnequalPlacesError(
             f"the workers of {what} have finished different numbers of batches of the epoch ({finished}, by "
             "rank), so that no training can continue from it: load an earlier checkpoint"
         )

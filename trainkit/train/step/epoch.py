@@ -76,8 +76,8 @@ class EpochBatches(Iterator[Any]):
         meters: metrics of the batches before the interruption, to which the loop adds the metrics of the
             other batches.
         pause: function of the number of finished batches of the epoch, called after each step of the
-            default loop, and when another loop requests a further batch. This loop must have called `add`
-            once for each batch, because otherwise it may keep results that a later process would not have.
+            default loop, and when another loop requests a further batch. Its argument is None if this loop
+            has not called `add` once for each batch: it may keep results that a later process would not have.
         total: function that returns the number of batches of the whole epoch, equal on all workers; None if
             unknown.
 
@@ -92,7 +92,7 @@ class EpochBatches(Iterator[Any]):
         *,
         first: int = 0,
         meters: Meters | None = None,
-        pause: Callable[[int], None] | None = None,
+        pause: Callable[[int | None], None] | None = None,
         total: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.bar = bar
@@ -108,8 +108,8 @@ class EpochBatches(Iterator[Any]):
     def __next__(self) -> Any:
         # After the last batch, no pause is needed, because the loop soon returns its result. After a pause,
         # no batch would be left to resume with.
-        if self.pause is not None and self._begun and self._added == self._given != self._total():
-            self.pause(self._given)
+        if self.pause is not None and self._begun and self._given != self._total():
+            self.pause(self._given if self._added == self._given else None)
         if (batch := self._take()) is None:
             raise StopIteration
         self._given += 1

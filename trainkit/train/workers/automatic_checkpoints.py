@@ -27,6 +27,7 @@ from typing import Any
 from trainkit.clock import SYSTEM
 from trainkit.errors import CheckpointError, ObjectStoreFullError
 from trainkit.train.checkpoint.files import damage, is_checkpoint, remove_all, remove_left_over, sync
+from trainkit.train.checkpoint.state import UnequalPlacesError
 from trainkit.train.options import CheckpointRules
 from trainkit.train.workers.background_saves import BackgroundSaves, write_states
 from trainkit.train.workers.recovery import Snapshot, waiting_save_text
@@ -296,6 +297,9 @@ class AutomaticCheckpoints:
             sharded: True to write the tensors in the files of sharded checkpoints.
         """
         if (progress := snapshot.progress()) is None:
+            log.warning(
+                "nothing is saved: no epoch has ended, and the position within the epoch is not known"
+            )
             return
         with self._saves.logged():
             self._saves.wait()
@@ -308,6 +312,9 @@ class AutomaticCheckpoints:
                 )
                 return
             if progress == last.progress and last.path is not None and last.path.exists():
+                log.warning(
+                    "the last checkpoint is %s (finished epochs: %d, steps: %d)", last.path, *progress
+                )
                 return
             path, before = self._begin(progress, None)
             write_states(path, snapshot.states or [], sharded=sharded)
@@ -421,8 +428,9 @@ class AutomaticCheckpoints:
         for path in reversed(self._folder.complete()):
             try:
                 load(path)
-            except CheckpointError:
-                if (found := damage(path)) is None:
+            except CheckpointError as error:
+                found = error if isinstance(error, UnequalPlacesError) else damage(path)
+                if found is None:
                     raise
                 damaged[path] = found
                 continue

@@ -36,7 +36,7 @@ from trainkit.runtime import signals
 from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.restart_policy import MOST_LOSSES, lost_text
 from trainkit.runtime.session import SessionWatch
-from trainkit.train.checkpoint.state import WorkerState, check_places
+from trainkit.train.checkpoint.state import UnequalPlacesError, WorkerState, check_places
 from trainkit.train.distributed.tensors import joined, whole
 from trainkit.train.options import TrainerOptions
 from trainkit.train.strategies.modules import filled
@@ -339,7 +339,6 @@ class ElasticWorkerGroup:
         if self._group.ended is not None and held is not None and held.is_whole:
             write_states(folder, held.states or [], sharded=self._options.spec.spreads)
             return
-
         self._recovering(partial(self._save_together, folder), "save", recovery.RETRIES, Effect.NOTHING)
 
     def save_copy(self, folder: Path) -> None:
@@ -355,6 +354,7 @@ class ElasticWorkerGroup:
 
     def _save_together(self, folder: Path) -> None:
         workers = self._call(Call("own_state"))
+        check_places(workers, "the checkpoint")
         self._call(Call("save", (folder, workers), first=not self._options.spec.spreads))
 
     def _begin_save(self, folder: Path, outdated: Sequence[Path] = (), *, paused: bool = False) -> None:
@@ -519,7 +519,12 @@ class ElasticWorkerGroup:
         if {"near", "background"} <= runtime.promises():
             stored = self._group.call("stored_snapshot", in_step=False)
         states = runtime.get(stored) if stored else self._group.call("snapshot", in_step=False)
-        check_places([state.own for state in states], "a snapshot")
+        try:
+            check_places([state.own for state in states], "a snapshot")
+        except UnequalPlacesError as error:  # New workers continue after the last snapshot.
+            self._group.close(force=True, why="they stopped at different steps")
+            self._group.lost = True
+            raise GangError(str(error)) from error
         return Snapshot(states, stored)
 
     def _stored_states(self, *, paused: bool) -> list[ObjectRef[WorkerState]]:

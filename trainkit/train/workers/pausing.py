@@ -181,6 +181,11 @@ class PauseRule:
         self._due_at = float("inf") if plan.after_s is None else SYSTEM.monotonic() + plan.after_s
         self._due_step = float("inf") if every is None else (global_step // every + 1) * every
 
+    @property
+    def is_due_by_steps(self) -> bool:
+        """True if pauses every n steps are planned."""
+        return self._due_step < float("inf")
+
     def end(self) -> None:
         """End an epoch."""
         if self._page is not None:

@@ -64,6 +64,8 @@ class Worker(GroupMember):
         self._strategy: Strategy = SingleStrategy(Place(devices=(torch.device("cpu"),)))
         self._rank = 0
         self._epoch = self._uncounted_steps = 0
+        self._counts: bool | None = None
+        self._has_own_loop = self._warned = False
         self._spreads = False
         self._in_driver = False
         self._accumulation = 1
@@ -192,13 +194,20 @@ class Worker(GroupMember):
         self._rule.end()
         return result
 
-    def _pause(self, done: int) -> None:
-        """Pause the epoch if a pause is due after `done` batches."""
+    def _pause(self, done: int | None) -> None:
+        """Pause the epoch if a pause is due.
+
+        Args:
+            done: number of finished batches; None if the user's loop has not added the metrics of each batch.
+        """
         operator, feed = self._operator, self._operator._train_feed
         if self._running is None or self._rule is None or feed is None or not self._running.is_current():
             return
         # A user's own loop that reads batches in advance has not trained on all batches that it has taken.
-        if operator.global_step - self._uncounted_steps != done:
+        counts = done is not None and operator.global_step - self._uncounted_steps == done
+        if self._has_own_loop:
+            counts = self._own_loop_counts(counts, self._rule, added=done is not None)
+        if not counts or done is None:
             return
         # Each worker counts the same steps, which are the steps after which the state and the position are
         # complete.
@@ -206,6 +215,35 @@ class Worker(GroupMember):
         if complete and self._rule.after_step(operator.global_step):
             feed.done = done
             self._running.pause()
+
+    def _own_loop_counts(self, counts: bool, rule: PauseRule, *, added: bool) -> bool:
+        """Return True if the loop counts its batches on every worker; the loop's first batch decides.
+
+        Args:
+            counts: True if this worker's loop has counted all batches, and added their metrics.
+            rule: the rule for pauses.
+            added: True if the loop has added the metrics of all batches.
+
+        Raises:
+            TrainingError: the loop of several workers counted its first batch, and then missed a batch.
+        """
+        if self._counts is None:
+            group = self._strategy.group
+            self._counts = all(group.gather_integers(int(counts)))
+            if not self._counts and self._rank == 0 and not self._warned and (added or rule.is_due_by_steps):
+                self._warned = True
+                log.warning(
+                    "train_epoch: no checkpoint is written within the epoch, and a stopped run begins the "
+                    "epoch again. After each batch, on every worker, increase self.global_step by 1 and call "
+                    "iterator.add(metrics)"
+                )
+        if self._counts and not counts and self._strategy.group.world_size > 1:
+            raise TrainingError(
+                "train_epoch missed a batch, so that the workers can't stop at the same step: increase "
+                "self.global_step by 1 and call iterator.add(metrics) after each batch, on every worker, or "
+                "call iterator.add for no batch"
+            )
+        return self._counts and counts
 
     def _abandon(self) -> None:
         """End an epoch that has paused and will not continue."""
@@ -220,6 +258,7 @@ class Worker(GroupMember):
         self._uncounted_steps = operator.global_step - (0 if feed is None else feed.begun)
         named = {"num_steps": num_steps, "epoch_idx": self._epoch}
         own = getattr(operator.train_epoch, "__func__", None) is not TrainingOperator.train_epoch
+        self._has_own_loop, self._counts = own, None
         with self._epoch_batches(feed, "train", num_steps, info, profile) as batches:
             more = taken(operator.train_epoch, named) if own else named
             result = operator.train_epoch(batches, details, **more)
