@@ -387,6 +387,24 @@ def test_a_killed_worker_changes_no_number(tmp_path: Path) -> None:
     assert all(torch.equal(value, same[name]) for name, value in weights.items())
 
 
+class Spoilt(Points):
+    """Worker 1 finds a spoilt sample in its second batch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if (self.global_rank, batch_idx) == (1, 1):
+            raise ValueError("a spoilt sample")
+        return super().training_step(batch, batch_idx)
+
+
+def test_an_error_of_one_worker_is_raised_while_the_others_wait() -> None:
+    operator = TrainingOperator.from_ptl(Spoilt)
+    with (
+        pytest.raises(ValueError, match="a spoilt sample"),
+        trainer(operator, config={"samples": 60}, num_workers=2, timeout_s=20) as gang,
+    ):
+        gang.train()
+
+
 # -- tuning ------------------------------------------------------------------------------------
 
 

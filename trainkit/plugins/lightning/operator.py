@@ -27,6 +27,7 @@ from trainkit.train.distributed.process_group import ProcessGroup
 from trainkit.train.distributed.tensors import cpu_copy
 from trainkit.train.operator import Predicted
 from trainkit.train.step.context import BY_NAME, Registered, WorkerContext, taken
+from trainkit.train.step.epoch import EpochBatches
 from trainkit.train.step.stepper import Stepper
 from trainkit.train.strategies.base import StepSettings, Strategy
 from trainkit.train.strategies.ddp import DDPStrategy
@@ -163,6 +164,10 @@ class LightningFeed(Feed):
 def ticking(feed: Feed | None, iterator: Iterable[Any]) -> Iterator[Iterator[Any]]:
     """Yield an iterator that counts the batches in the block; at the end of the block it is ended."""
     ticks = iter(iterator)
+    if isinstance(ticks, EpochBatches):
+        # Lightning's loop can't pause. Otherwise the last tick of a worker with an error would wait for the
+        # other workers.
+        ticks.pause = None
     try:
         yield ticks
     finally:
