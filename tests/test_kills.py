@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -33,32 +34,34 @@ REQUESTS = 3
 """Number of requests to end of each program."""
 
 
-def campaign(folder: Path, *options: object) -> dict[str, Row]:
-    arguments = ["--seed", 8, "--folder", folder, *options]
-    done = run_python("-m", "benchmarks.kills", *arguments, cwd=ROOT, timeout=580)
+def campaign(*options: object) -> dict[str, Row]:
+    # The folder's path is short, because programs bind sockets in it.
+    with tempfile.TemporaryDirectory(prefix="kills-") as folder:
+        arguments = ["--seed", 8, "--folder", folder, *options]
+        done = run_python("-m", "benchmarks.kills", *arguments, cwd=ROOT, timeout=580)
     return rows_of(done.stdout)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", KILLED)
-def test_killed_at_random_moments_everything_acknowledged_is_there(part: str, tmp_path: Path) -> None:
-    rows = campaign(tmp_path, "--kills", KILLS, "--parts", part, "--jobs", 2)
+def test_killed_at_random_moments_everything_acknowledged_is_there(part: str) -> None:
+    rows = campaign("--kills", KILLS, "--parts", part, "--jobs", 2)
     assert rows["kills"].value >= KILLS
     assert rows["results there"].value == rows["results acknowledged"].value > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ASKED)
-def test_asked_to_end_in_any_phase_the_same_command_continues(part: str, tmp_path: Path) -> None:
-    rows = campaign(tmp_path, "--signals", "--kills", REQUESTS, "--parts", part, "--jobs", 1)
+def test_asked_to_end_in_any_phase_the_same_command_continues(part: str) -> None:
+    rows = campaign("--signals", "--kills", REQUESTS, "--parts", part, "--jobs", 1)
     assert rows["kills"].value >= REQUESTS
     assert rows["results there"].value == rows["results acknowledged"].value
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", COLD)
-def test_programs_that_start_as_new_processes(part: str, tmp_path: Path) -> None:
-    rows = campaign(tmp_path, "--kills", 2, "--parts", part, "--jobs", 1, "--cold")
+def test_programs_that_start_as_new_processes(part: str) -> None:
+    rows = campaign("--kills", 2, "--parts", part, "--jobs", 1, "--cold")
     assert rows["results there"].value == rows["results acknowledged"].value > 0
 
 
