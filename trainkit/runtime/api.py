@@ -103,11 +103,11 @@ def init(
     """Start the runtime. Without `init`, the first call that needs the runtime starts it with the defaults.
 
     In a worker, `init` has no effect, because the worker already belongs to a session. So a module that a
-    worker imports may call `init`. `with trainkit.init():` ends the session after the block.
+    worker imports may call `init`. After the block `with trainkit.init():`, the session ends.
 
     Args:
         address: address of a Ray cluster to run on, such as "auto" or "ray://host:10001"; None or "local"
-            runs on this machine only.
+            means this machine only.
         engine: "local" runs calls in forked processes of this machine. "inline" runs calls in this process,
             one after the other, for debuggers and fast tests. "ray" runs calls on Ray. Other packages can add
             engines by name. Default: "ray" with an `address`, else "local".
@@ -126,7 +126,8 @@ def init(
         local_mode: equivalent to engine="inline".
         ignore_reinit_error: True to keep a running runtime unchanged instead of raising an error.
         include_dashboard: argument of `ray.init`. On other engines than Ray, the argument has no effect and
-            logs a warning once. All arguments below that refer to `include_dashboard` work in the same way.
+            logs a warning once. Arguments below that refer to `include_dashboard` also have no effect on
+            other engines than Ray.
         dashboard_host: see `include_dashboard`.
         dashboard_port: see `include_dashboard`.
         job_config: see `include_dashboard`.
@@ -149,9 +150,9 @@ def init(
             heavy modules that this process has imported. If `trainkit.init(preload=["torch"])` comes before
             the script's own imports, the script and the session import torch at the same time.
         preempt_signals: names of signals that announce the end of the job, from SIGTERM, SIGUSR1 and SIGUSR2.
-            They end the program cleanly, as SIGTERM always does; if your program has its own handler for a
-            signal, only this handler acts. Default: TRAINKIT_PREEMPT_SIGNALS, such as USR1,USR2, else SIGTERM
-            only.
+            These signals end the program cleanly, as SIGTERM always does. If your program has its own handler
+            for a signal, only this handler acts. Default: TRAINKIT_PREEMPT_SIGNALS, such as USR1,USR2, else
+            SIGTERM only.
         stop_before_s: number of seconds before the end of the job at which the program ends as if by SIGTERM.
             SLURM_JOB_END_TIME or TRAINKIT_JOB_END_TIME gives the end of the job as Unix time. Default:
             TRAINKIT_STOP_BEFORE_S, else off.
@@ -337,15 +338,15 @@ def kill(actor: Any, *, no_restart: bool = True) -> None:
 
 
 def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
-    """Cancel the call that produces a result. `get` then raises TaskCancelledError.
+    """Cancel the call that produces a result, so that `get` of the result raises TaskCancelledError.
 
     The effect depends on the call:
 
     - A call that has not begun never starts.
     - A running task receives one KeyboardInterrupt, so that its `finally` blocks run. If the task has its own
       SIGINT handler, this handler runs instead.
-    - A generator is closed where it yields.
-    - A running `async def` method of an actor is cancelled as asyncio does it.
+    - A generator is closed at its current `yield`.
+    - A running `async def` method of an actor is cancelled like an asyncio task.
     - Any other running method continues.
     - A finished call keeps its result.
 
@@ -381,10 +382,11 @@ def get_actor(name: str, namespace: str | None = None) -> Any:
 
 
 def end_processes(function: RemoteFunction[..., Any]) -> None:
-    """End the worker processes that the session keeps for this function, once they have finished their calls.
+    """End the worker processes that the session keeps for a remote function, once the processes have finished
+    their calls.
 
     Args:
-        function: remote function, with the options with which its calls have run.
+        function: remote function, with the options of its earlier calls.
     """
     session.engine().end_processes(function._placement)
 
@@ -406,7 +408,9 @@ def placement_group(
     name: str = "",
     lifetime: str | None = None,
 ) -> PlacementGroup:
-    """Reserve all of `bundles` together. The function returns at once; see `PlacementGroup.wait`.
+    """Reserve all of `bundles` together.
+
+    The function returns before the resources are reserved; see `PlacementGroup.wait`.
 
     Args:
         bundles: one mapping of amounts per worker, such as [{"CPU": 1}, {"CPU": 1, "GPU": 1}].

@@ -1,6 +1,6 @@
 """Protocol that an engine implements, and the promises that each engine keeps.
 
-The table shows which engine keeps which promise. The conformance suite reads PROMISES.
+The table below shows the promises that each engine keeps. The conformance suite of engines reads PROMISES.
 
 | promise | local | inline | ray |
 | --- | --- | --- | --- |
@@ -18,8 +18,8 @@ The table shows which engine keeps which promise. The conformance suite reads PR
 | verdicts: `completed()` of a failed stream fails too | yes | yes | no, it only reports the end |
 | unharmed: cancelling an actor's call does not affect running or later calls | yes | yes | no, see below |
 
-Without the promise "background", a call has finished when its reference exists, so it can't time out or be
-cancelled. A streaming call runs while its results are read.
+Without the promise "background", a call has finished before its reference exists, so the call can't time out
+or be cancelled. A streaming call runs while its results are read.
 
 Without the promise "concurrent", an `async def` method that waits for the effect of another call raises an
 error.
@@ -69,7 +69,7 @@ PROMISES: Mapping[str, frozenset[str]] = {
 
 
 class Engine(Protocol):
-    """Engine, which carries out the functions of the runtime.
+    """Implementation of the functions of the runtime.
 
     An `actor` argument is a value that `start_actor` of the same engine returned. Engines do not understand
     each other's references and actors. All methods may be called from any thread of the process that made the
@@ -89,7 +89,9 @@ class Engine(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Return True if the engine can still run calls, False if a new engine may be started."""
+        """Return True if the engine can still run calls, False if a new engine must be started for further
+        calls.
+        """
 
     def require_usable(self) -> None:
         """Raise ObjectLostError if this process was forked from the process of the engine."""
@@ -97,8 +99,8 @@ class Engine(Protocol):
     def require_node(self) -> None:
         """Raise NodeDiedError if the process that supervises the session is gone.
 
-        The method checks the node itself. So the result is correct even if this process notices a worker's
-        death before the node's death.
+        The method checks the node directly. So it detects the node's death even if this process has only
+        noticed a worker's death so far.
         """
 
     def submit(self, spec: specs.TaskSpec) -> list[ObjectRef[Any]]:
@@ -190,8 +192,8 @@ class Engine(Protocol):
     def lending(self) -> AbstractContextManager[None]:
         """Return a context manager for code that waits for the effect of further calls.
 
-        The further calls may use the CPUs of the waiting code. On Ray, they may use these CPUs only while the
-        code waits for references.
+        The further calls may use the CPUs of the waiting code. On Ray, further calls may use these CPUs only
+        while the code waits for references.
         """
 
     def reserve(self, bundles: Sequence[Bundle], strategy: str, name: str, detached: bool) -> int:
@@ -249,7 +251,8 @@ class Engine(Protocol):
         """End all processes that this engine started. Repeated calls are allowed."""
 
 
-# All engines build the rows of the state listing with the following functions, so that the columns agree.
+# All engines build the rows of the state listing with the functions below, so that all engines have the same
+# columns.
 
 LOOPBACK = "127.0.0.1"
 

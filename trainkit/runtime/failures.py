@@ -55,7 +55,8 @@ def kept(frames: Sequence[traceback.FrameSummary], error: BaseException) -> list
     """Return the frames of a traceback to show, which are the frames outside trainkit and PyTorch's wrappers.
 
     If code of trainkit or of a wrapper raised the error, the frames after the user's last frame are also
-    shown. For trainkit's own error classes, these frames are left out, as the message is sufficient.
+    shown. The frames after the user's last frame are left out for trainkit's own error classes, whose
+    messages are sufficient.
     """
     foreign = [
         place
@@ -180,12 +181,12 @@ def pack_failure(error: BaseException, where: str, *, of_constructor: bool = Fal
         of_constructor: True if an actor's constructor raised the exception, so that the actor is unusable.
     """
     if isinstance(error, TaskError):
-        # A nested call failed, so this process is added to the traceback of the original cause.
+        # A nested call failed, so this process's frames are added to the traceback of the original cause.
         text = f"{error.remote_traceback}{_hop(error, where)}"
         return _pack(error.cause or error, text, where, of_constructor)
     if isinstance(error, TrainkitError) and isinstance(
         error.__cause__, RemoteTraceback
-    ):  # `raisable` made this error, so the remote traceback is its cause
+    ):  # `raisable` made this error, whose cause is the remote traceback
         return _pack(error, f"{error.__cause__.text}{_hop(error, where)}", where, of_constructor)
     return _pack(error, f"{where}:\n{_format(error)}", where, of_constructor)
 
@@ -219,8 +220,8 @@ def unpack_failure(packed: Packed) -> TaskError:
 
 
 def raisable(failure: TaskError) -> Exception:
-    """Return the exception that `get` raises: the failure's cause if trainkit raised it,
-    else the TaskError itself.
+    """Return the exception that `get` raises: the failure's cause if trainkit raised the cause, else the
+    TaskError itself.
     """
     cause = failure.cause
     if isinstance(cause, TrainkitError) and not isinstance(failure, ConstructorError):
@@ -260,8 +261,8 @@ def make_task_error(
         "pid": int(place[2]) if place and place[2] else None,
     }
     for name, value in seen.items():
-        # The user's class may have its own attribute of this name, which must not be overwritten. The
-        # attribute is not read, as a property may raise.
+        # The user's class may have its own attribute of this name, which must not be overwritten. The check
+        # does not read the attribute, because a property may raise an error.
         if not hasattr(type(failure), name) and name not in vars(failure):
             setattr(failure, name, value)
     # The text of most errors includes the traceback. Python formats a SyntaxError differently, so for a

@@ -36,7 +36,7 @@ _IDLE_THREADS = (
     "torch",
     "trainkit",
 )
-"""Packages whose background threads never shut down a user's object."""
+"""Packages whose background threads never free a user's resources."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ def register(owner: Any, amounts: Callable[[], Bundle], close: Callable[[], None
 
     Args:
         owner: object of the user for which the resources are reserved.
-        amounts: function that returns the amounts reserved now. The function must refer
-            to the owner only weakly.
-        close: method of the owner that frees the resources. The method object must
-            refer to the owner only weakly.
+        amounts: function that returns the amounts reserved now. The function must have only a weak reference
+            to the owner.
+        close: method of the owner that frees the resources. The method object must have only a weak reference
+            to the owner.
     """
     place = place_of(_user_frame())
     _holdings.append(Holding(weakref.ref(owner), place, amounts, close))
@@ -76,7 +76,7 @@ def register(owner: Any, amounts: Callable[[], Bundle], close: Callable[[], None
 def make_room(bundles: Sequence[Bundle], existing: Bundle, what: str) -> None:
     """Raise or warn if a request would wait for resources that only this program's own objects can free.
 
-    First, collect garbage and close objects that the running statement replaces.
+    Before the check, garbage is collected, and objects that the running statement replaces are closed.
 
     Args:
         bundles: requested amounts.
@@ -89,10 +89,10 @@ def make_room(bundles: Sequence[Bundle], existing: Bundle, what: str) -> None:
     # A cluster may grow, so the thread may wait without an error.
     if "near" not in engine().promises or not _in_the_way(bundles, existing):
         return
-    # Other code raises the error for a request that can never be met, so nothing is freed for it.
+    # A request that can never be met fails elsewhere, so no resources are freed for such a request.
     if Ledger.of_machine(existing).take_all(bundles) is None:
         return
-    gc.collect()  # this drops objects that only reference cycles keep alive
+    gc.collect()  # the collection removes objects that only reference cycles keep alive
     for holding in _in_the_way(bundles, existing):
         owner = holding.owner()
         if owner is not None and _is_being_replaced(owner):
@@ -116,7 +116,7 @@ def make_room(bundles: Sequence[Bundle], existing: Bundle, what: str) -> None:
 
 
 def _in_the_way(bundles: Sequence[Bundle], existing: Bundle) -> list[Holding]:
-    """Return the holdings of this program that block the request even if all other programs free their
+    """Return the holdings of this program that would block the request even if all other programs freed their
     resources.
     """
     _holdings[:] = [holding for holding in _holdings if holding.owner() is not None]

@@ -37,7 +37,7 @@ class BaseID:
 
     @classmethod
     def nil(cls) -> Self:
-        """Return the id that refers to nothing."""
+        """Return the empty id, which refers to nothing."""
         return cls(b"\xff" * _BYTES)
 
     def hex(self) -> str:

@@ -130,7 +130,7 @@ class Ledger:
         asked = total(bundles)
         asked.pop(GPU, None)
         short = self.lacking(asked)
-        # Free parts of two GPUs do not make one GPU, so GPUs can't be summed.
+        # Free shares of two GPUs do not make one GPU, so the shares of GPUs can't be summed.
         gpus = self.take_all([{GPU: bundle[GPU]} for bundle in bundles if GPU in bundle])
         if gpus is None:
             return sorted([*short, GPU])
@@ -205,8 +205,8 @@ D = TypeVar("D", bound=Demand)
 def order(queue: Iterable[D]) -> list[D]:
     """Return the queue in the order in which it is served.
 
-    Requests of workers come first, because a waiting worker keeps its resources. The worker would wait
-    forever behind a large request of the driver that needs these resources.
+    Requests of workers come first, because a waiting worker keeps its resources. If a large request of the
+    driver needed these resources and came first, the worker would wait forever.
     """
     return sorted(queue, key=lambda waiting: not waiting.nested)
 
@@ -284,14 +284,14 @@ def serve(
 ) -> list[D]:
     """Grant all requests that can be granted now, in order and without starvation.
 
-    A request that must wait blocks later requests while its missing resources are `in_reach`. Otherwise, many
-    small requests could starve the blocked request. When the resources are out of reach, later requests pass,
-    because the resources may never be released.
+    A request that must wait blocks later requests while its missing resources are `in_reach`. If later
+    requests could always pass, many small requests could starve the blocked request. When the resources are
+    out of reach, later requests pass, because the resources may never be released.
 
-    Needed resources that are free are kept for the first blocking request. Otherwise, CPUs might be free only
-    when GPUs are not, and vice versa. Within a group, no request passes a blocking request for the same
-    resources. Both rules apply only to requests of the driver, because a worker with the missing resources
-    may be waiting for a later request of a worker.
+    Needed resources that are free are kept for the first blocking request. If these resources were not kept,
+    a request for CPUs and GPUs might never find both free at once. Within a group, no request passes a
+    blocking request for the same resources. Both rules apply only to requests of the driver, because a worker
+    with the missing resources may be waiting for a later request of a worker.
 
     Args:
         queue: requests in the order in which they were made.

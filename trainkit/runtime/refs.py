@@ -17,7 +17,7 @@ T_co = TypeVar("T_co", covariant=True)
 class Uncopied:
     """Base class of objects that refer to remote values or actors.
 
-    A copy of a reference or an actor is the object itself.
+    `copy` and `deepcopy` return the reference or the handle itself.
     """
 
     __slots__ = ()
@@ -115,7 +115,10 @@ class ObjectRefGenerator(ABC, Generic[T_co], Iterator[ObjectRef[T_co]], AsyncIte
 
     @abstractmethod
     def upcoming(self) -> ObjectRef[Any]:
-        """Return a reference that is done once the next value exists or the generator ends. Take no value."""
+        """Return a reference that is done once the next value exists or the generator ends.
+
+        The value is not taken.
+        """
 
     @abstractmethod
     def completed(self) -> ObjectRef[None]:

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 RetriedKinds = bool | tuple[type[BaseException], ...]
 
 MOST_LOSSES = 3
-"""Number of consecutive node deaths without progress that are tolerated. A further death ends the work."""
+"""Number of consecutive node deaths without progress that are tolerated.
+
+After a further death, the work fails.
+"""
 
 _FIRST_DELAY_S = 0.01
 _LONGEST_DELAY_S = 0.2

@@ -49,8 +49,8 @@ class PlacementGroup:
     Attributes:
         id: id of the reservation in the session. Groups with equal ids are equal.
         bundle_specs: requested bundles, in order.
-        strategy: placement strategy; None if unknown, as it does not matter for a reserved group on one
-            machine.
+        strategy: placement strategy; None if unknown, because the strategy of a reserved group on one machine
+            has no further effect.
         name: name for `get_placement_group`; "" if unnamed.
     """
 

@@ -183,7 +183,7 @@ _CONTAINERS = frozenset({tuple, list, dict})
 
 
 def is_small(value: Any, depth: int = _PLAIN_DEPTH) -> bool:
-    """Return True if a value consists of built-in types and is so small that copying costs almost nothing."""
+    """Return True if a value consists of built-in types and is so small that a copy costs almost nothing."""
     kind = type(value)
     if kind in NUMBERS:
         return True
@@ -299,7 +299,7 @@ def unpack(packed: Packed) -> Any:
 def claim(index: int) -> Handle:
     """Return the handle at `index` of the value being rebuilt.
 
-    Functions that pickles refer to call this function.
+    The functions that rebuild values from pickles call this function.
 
     Raises:
         ObjectLostError: this process had no descriptor left when the handle arrived.
@@ -317,7 +317,9 @@ _REDUCERS: dict[type, Reducer] = {}
 
 
 def register(kind: type, reducer: Reducer) -> None:
-    """Pickle instances of exactly `kind` with `reducer(pickler, instance)`, which works like `__reduce__`."""
+    """Pickle instances of exactly `kind` with `reducer(pickler, instance)`, whose result has the form of
+    `__reduce__`.
+    """
     _REDUCERS[kind] = reducer
 
 
@@ -479,13 +481,14 @@ def _register_types() -> None:
         _REDUCERS.setdefault(torch.Tensor, _reduce_tensor)
     starlette = sys.modules.get("starlette.datastructures")
     if starlette is not None and hasattr(starlette, "State"):
-        # Starlette's State reads attributes from an inner dictionary, which is missing while it is rebuilt.
+        # Starlette's State reads attributes from an inner dictionary, which does not exist yet while a State
+        # is rebuilt.
         _REDUCERS.setdefault(starlette.State, lambda _, state: (type(state), (state._state,)))
 
 
 def _reduce_proxy(_: _Pickler, proxy: Any) -> Any:
     # A worker is not a child of this process, so it does not inherit the authentication key. The key is sent
-    # to it, as to a spawned child.
+    # to the worker, as to a spawned child.
     from multiprocessing import context
 
     before = context.get_spawning_popen()
@@ -536,8 +539,8 @@ def _reduce_tensor(pickler: _Pickler, tensor: Any) -> Any:
 def _load_tensor(buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool) -> Any:
     import torch
 
-    # If the memory is a mapping, it belongs only to this reader, so the tensor may use it. Any other memory
-    # is shared with later readers, so the tensor gets a copy.
+    # If the memory is a private mapping of this reader, the tensor may use the memory. Any other memory is
+    # shared with later readers, so the tensor gets a copy.
     own = buffer if isinstance(getattr(buffer, "obj", None), mmap.mmap) else bytearray(buffer)
     tensor = torch.frombuffer(own, dtype=torch.uint8).view(dtype).reshape(shape)
     return tensor.requires_grad_() if requires_grad else tensor

@@ -43,7 +43,9 @@ _at_end: list[weakref.WeakMethod[Callable[[], None]]] = []
 _before_end: list[Callable[[], None]] = []
 
 PARKED_S = 300.0
-"""Seconds that a search's session is kept for the next search. joblib keeps its idle workers for as long."""
+"""Seconds that a search's session is kept for the next search. joblib keeps its idle workers for the same
+time.
+"""
 
 
 class _Parked(NamedTuple):
@@ -188,8 +190,8 @@ def park() -> None:
 
 
 def _unpark(name: str, spec: SessionSpec) -> Engine | None:
-    """Return the parked session if this process parked it with the
-    same settings and environment variables.
+    """Return the parked session if this process has parked it and its settings and environment variables are
+    the same.
     """
     global _parked
     if _parked is None:
@@ -209,7 +211,10 @@ def _end_parked() -> None:
 
 
 def before_end(function: Callable[[], None]) -> None:
-    """Call `function`, which may wait for calls, before a session of this process or this worker ends."""
+    """Call `function` before a session of this process, or this worker, ends.
+
+    The function may wait for calls.
+    """
     if function not in _before_end:
         _before_end.append(function)
         atexit.register(function)  # a worker process does not end its session
@@ -244,8 +249,8 @@ def renew() -> None:
 def linked(folder: Path) -> Iterator[None]:
     """Let the session remove `folder` if this process is killed inside the `with` block.
 
-    The caller removes the folder inside the block. If the process is killed meanwhile, the session removes
-    the rest of the folder.
+    The caller removes the folder inside the block. If the process is killed before the end of the block, the
+    session removes the rest of the folder.
     """
     with contextlib.suppress(NodeDiedError):
         # If the node has died, a later session that replaces this session gets the link.
@@ -253,7 +258,7 @@ def linked(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        _links.pop(folder).unlink(missing_ok=True)  # the link is gone if the session was killed
+        _links.pop(folder).unlink(missing_ok=True)  # if the session was killed, the link is gone already
 
 
 def _link(engine: Engine, folder: Path) -> None:
@@ -377,7 +382,7 @@ _when_imported |= {row.target: row.target for row in added("trainkit.preloads").
 
 
 def register(module: str, when: str | None = None) -> None:
-    """Preload a module for the workers of a process that has imported it.
+    """Register a module to be preloaded for the workers of each process that has imported it.
 
     Args:
         module: module to import in the template process.
@@ -411,7 +416,8 @@ def watch(tell: Callable[[str], None]) -> None:
 def at_start(asked: frozenset[str]) -> list[frozenset[str]]:
     """Return the sets of imports, `asked` included, to start before the first worker is requested."""
     found = wanted()
-    # A program that can search over estimators will need workers, and their imports take most of a second.
+    # A program that has imported a search over estimators will need workers, whose imports take most of a
+    # second.
     searches = "trainkit.sklearn.trials" in found and not found & SLOW
     first = asked | (found if searches else found & SLOW)
     return [first] if first else []
@@ -621,7 +627,7 @@ def _folder(asked: str | os.PathLike[str] | Literal[False] | None) -> str | Lite
 def start(name: str, spec: SessionSpec) -> Engine:
     """Start the engine named `name`.
 
-    The engine's module is imported only now, as some machines can't import it.
+    The engine's module is imported only when the engine is used, because some machines can't import it.
 
     Raises:
         ConfigError: the engine can't run on this platform.

@@ -1,10 +1,10 @@
 """Handling of SIGINT, and of signals that announce the end of a job: deferral during waits and transfers,
 and coordination of a session's processes.
 
-Slurm and systemd send such a signal to every process of a job at once. The program then decides which
-processes end, and when. The session's node keeps the signal pending, so that a worker can see that the
-whole job received the signal. Processes of a `DataLoader` or a pool ignore these signals, and end with
-their parent.
+Slurm and systemd send a signal before the end of a job to every process of the job at once. The program
+decides which processes end, and when. The session's node keeps the signal pending, so that a worker can see
+that the whole job received the signal. Processes of a `DataLoader` or a pool ignore these signals, and end
+with their parent.
 """
 
 from __future__ import annotations
@@ -43,9 +43,12 @@ class _State:
     notice = ""
     """Path of the file that tells this session's processes of a signal; "" without a session."""
     is_polled = False
-    """True if the program calls `is_preempted`, so that the first signal raises no exception."""
+    """True if the program has called `is_preempted`. The first signal then raises no exception."""
     leads = False
-    """True in a program with a session and its workers: their pools and loaders ignore signals."""
+    """True in a program with a session, and in the session's workers.
+
+    Pools and loaders of these processes ignore signals.
+    """
     has_stopped = False
     """True once `stop_before_s` has ended the program, which happens at most once."""
 
@@ -121,7 +124,7 @@ def tell_session(folder: Path) -> None:
 
 
 def announce() -> None:
-    """Report a signal to the session's processes."""
+    """Report a signal to all processes of the session."""
     # The file is missing if a signal was reported before, or if the session has ended. Any other error of the
     # file system is also ignored, as an error in this handler must not replace the program's clean end.
     with contextlib.suppress(OSError):
@@ -132,7 +135,7 @@ def announce() -> None:
 def is_preempted() -> bool:
     """Return True if a signal has announced the end of the job to this program or to the session's program.
 
-    From the first call on, the first signal no longer ends this process.
+    After the first call of this function, the first signal no longer ends this process.
     """
     session = os.environ.get(SESSION_MARK)
     if not _State.is_polled and _may_set_handlers():
@@ -190,7 +193,9 @@ def held() -> Iterator[None]:
 
 
 def take_pending(numbers: Collection[int]) -> None:
-    """Clear pending signals, so that a later SIGTERM to a worker is known to be for that worker only."""
+    """Clear pending signals, so that a SIGTERM that arrives at a worker later is known to be for that worker
+    only.
+    """
     while _signal.sigtimedwait(numbers, 0):
         pass
 
@@ -238,7 +243,7 @@ def serve_program() -> None:
 
 
 def restore_defaults() -> None:
-    """Let signals act on this worker as on an independent program."""
+    """Restore the default handlers, so that signals act on this worker as on an independent program."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in NUMBERS:
         signal.signal(number, signal.SIG_DFL)
@@ -252,7 +257,8 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 
 def _on_signal_of_worker(number: int, frame: FrameType | None) -> None:
-    # If the user's own handler has replaced this handler and calls it, the user's handler decides.
+    # If a handler of the user has replaced this handler and calls it, the user's handler decides what
+    # happens.
     if signal.getsignal(number) is _on_signal_of_worker and not is_of_job(number):
         _end_by(number)
 
@@ -328,7 +334,8 @@ class _LedTarget:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         _signal.pthread_sigmask(_signal.SIG_BLOCK, (_END_LED,))
-        # A pipe would not show the parent's end, as forked processes keep each other's pipes to it open.
+        # A pipe would not show the parent's end, because forked processes keep each other's pipes to the
+        # parent open.
         threading.Thread(target=_watch_parent, name="trainkit-parent", daemon=True).start()
         # torch's processes first call a function that sets torch's own handler for SIGTERM.
         torch: Any = sys.modules.get("torch.utils.data._utils.signal_handling")
@@ -478,7 +485,7 @@ _FOLLOWER_S = 0.05
 def wake_fd() -> int:
     """Return the descriptor that ends a wait when data arrives on it.
 
-    One descriptor per process is enough, as only the main thread uses it.
+    One descriptor for each process is enough, because only the main thread uses it.
     """
     return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
@@ -488,8 +495,8 @@ os.register_at_fork(after_in_child=wake_fd.cache_clear)
 
 
 class InterruptGuard:
-    """Context manager that defers SIGINT until its block ends, and then acts on it even if the
-    block raised an Exception.
+    """Context manager that defers SIGINT until its block ends. It then acts on SIGINT even if the block
+    raised an Exception.
 
     The guard has no effect outside the main thread.
 
@@ -565,10 +572,10 @@ class InterruptGuard:
 class InterruptHandler:
     """Context manager that handles SIGINT, and restores the previous handler at the end of its block.
 
-    The first Ctrl-C is only counted, so that steps of the program's loop are not interrupted. But the first
-    Ctrl-C ends a wait in `end_wait`, where no data can be lost. The second Ctrl-C raises KeyboardInterrupt
-    anywhere in the program. A further Ctrl-C is deferred until the cleanup is done; see `held`. In a program
-    with a session, SIGTERM counts as a Ctrl-C.
+    The first Ctrl-C is only counted, so that steps of the program's loop are not interrupted. However, the
+    first Ctrl-C ends a wait in `end_wait`, because no data can be lost there. The second Ctrl-C raises
+    KeyboardInterrupt anywhere in the program. A further Ctrl-C is deferred until the cleanup is done; see
+    `held`. In a program with a session, SIGTERM counts as a Ctrl-C.
     """
 
     def __init__(self) -> None:
@@ -607,7 +614,7 @@ class InterruptHandler:
         """Call the function `wait`, which must do nothing but wait. The first Ctrl-C ends the wait."""
         try:
             self._waiting = True
-            if self.count == self._told:  # if Ctrl-C arrived just before, waiting would hide it
+            if self.count == self._told:  # if Ctrl-C has just arrived, the wait would hide it
                 wait()
             self._waiting = False
         except KeyboardInterrupt:

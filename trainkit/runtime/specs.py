@@ -99,10 +99,10 @@ def arity_of(function: Callable[..., Any], *, bound: bool = False) -> Arity:
 class PlacementGroupId:
     """Reference to a placement group and to one of its bundles.
 
-    A `bundle` of None means any bundle that fits.
+    If `bundle` is None, the process may use any bundle in which its request fits.
 
     Attributes:
-        capture: True if tasks and actors in the group also start their children there by default.
+        capture: True if tasks and actors in the group also start their children in the group by default.
     """
 
     group: int
@@ -150,8 +150,8 @@ DYNAMIC = -2
 class TaskSpec:
     """Call of a function in another process. A TaskSpec must not be changed.
 
-    Every call makes a TaskSpec, and a plain dataclass is faster to make than a named
-    tuple or a frozen dataclass.
+    The class is a plain dataclass, because every call makes a TaskSpec, and named tuples and frozen
+    dataclasses take longer to make.
 
     Attributes:
         num_returns: number of references that the call returns, or STREAMING or DYNAMIC.

@@ -26,10 +26,10 @@ _KEPT_IDLE = 2
 class Callbacks:
     """Threads that run callbacks in place of a thread that must not block, such as the background thread.
 
-    One thread runs the callbacks in order, and a second thread stands by. The standby thread joins in when
-    the running callbacks seem blocked, perhaps by each other, because no callback has begun for a while. The
-    standby thread waits longer before joining in if more callbacks are running. The threads end when no
-    callback is expected any more.
+    One thread runs the callbacks in order, and a standby thread waits. The standby thread also runs callbacks
+    if no callback has begun for a while, because the running callbacks may block each other. The more
+    callbacks are running, the longer the standby thread waits. The threads end when no callback is expected
+    any more.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Callbacks:
         self._last_begun_at = 0.0
 
     def expect(self) -> None:
-        """Ensure that a thread exists for one more callback.
+        """Ensure that a thread exists for an additional callback.
 
         Raises:
             RuntimeError: the system has no thread left.
@@ -85,7 +85,7 @@ class Callbacks:
 
     def _try_to_stand_by(self) -> None:
         with contextlib.suppress(RuntimeError):
-            # If no thread can be started, running threads take the callbacks.
+            # If no thread can be started, the running threads run the callbacks.
             self._stand_by()
 
     def _serve(self) -> None:
@@ -102,7 +102,7 @@ class Callbacks:
             self._idle -= 1
 
     def _await_turn(self) -> bool:
-        """Wait until this thread is needed. Return False if no callback is expected any more."""
+        """Wait until the calling thread is needed. Return False if no callback is expected any more."""
         while self._expected:
             if not self._due:
                 self._changed.wait()

@@ -32,15 +32,16 @@ _BUILT_IN: Mapping[str, Callable[..., Any]] = {
 BUILT_IN: Mapping[str, specs.MethodSpec] = {
     name: specs.MethodSpec(arity=specs.arity_of(function, bound=True)) for name, function in _BUILT_IN.items()
 }
-"""Built-in methods of every actor. They check that the actor runs, call a function with the actor's object,
-and end the actor.
+"""Built-in methods of every actor. Their tasks are to check that the actor runs, to call a function with the
+actor's object, and to end the actor.
 """
 
 
 def method_of(instance: Any, name: str) -> Callable[..., Any]:
     """Return the method named `name`, bound to `instance`.
 
-    The method is looked up on the class, as an instance attribute of the same name would hide it.
+    The method is looked up on the class, because an instance attribute of the same name would hide the
+    method.
     """
     built_in = _BUILT_IN.get(name)
     if built_in is not None:

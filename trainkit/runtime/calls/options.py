@@ -74,12 +74,13 @@ def method(
             None uses the actor's value.
         retry_exceptions: exceptions after which a call is also retried, as a list of classes;
             True means any exception.
-        enable_task_events: no effect, as the events that it controls in Ray are not recorded here.
+        enable_task_events: no effect, because trainkit does not record the events that this option controls
+            in Ray.
 
     Raises:
         ConfigError: the argument is not a method, or `num_returns` is invalid.
     """
-    returns_of(num_returns, generator=False)  # this call only reports an invalid value at the decorator
+    returns_of(num_returns, generator=False)  # this call reports an invalid value where the decorator is used
     kinds = retried(retry_exceptions)
 
     def mark(marked: Any) -> Any:
@@ -185,13 +186,13 @@ class Options:
             the worker use this number of threads, at least 1.
         num_gpus: number of GPUs reserved, a whole number or a fraction of one GPU.
         memory: number of bytes reserved, which is also a limit. A worker is killed when the worker and its
-            descendants use more unshared memory than this.
+            descendants use more unshared memory than the limit.
         resources: custom resources by name, as declared in `init(resources=)`.
         num_returns: for tasks. Number of references that one call returns. The function must then return a
             sequence of that length or yield that number of values. With 0, `.remote()` returns None.
             "streaming" returns a generator of references. "dynamic" returns one reference to a generator of
-            references, which is ready when the function has ended. None means "streaming" for generator
-            functions and 1 for other functions.
+            references; the generator is available when the function has ended. None means "streaming" for
+            generator functions and 1 for other functions.
         max_retries: for tasks. Number of retries after the task's process died, or after an exception that
             `retry_exceptions` names; -1 means no limit.
         retry_exceptions: for tasks. Exceptions after which the task is also retried, as a list of classes;
@@ -215,7 +216,8 @@ class Options:
         concurrency_groups: for actors. Names of groups of methods, with the number of concurrent calls of
             each group.
         env: environment variables to add for the process of the task or actor.
-        runtime_env: Ray's form of `env`, {"env_vars": {...}}; "working_dir" in it is the folder to run in.
+        runtime_env: environment in Ray's form: {"env_vars": {...}} means `env`, and "working_dir" is the
+            folder to run in.
         scheduling_strategy: "DEFAULT", "SPREAD", or an object of `trainkit.util.scheduling_strategies`.
         label_selector: required labels of the node, such as {"region": "eu"}. "!eu" requires a different
             value, and "in(eu,us)" one of several values. See `init(labels=)`.
@@ -347,7 +349,8 @@ class Options:
 
         Args:
             changes: options by name.
-            foreign: options that exist, but that the decorated function or class does not support.
+            foreign: options that the decorated function or class does not support, although `Options` has
+                them.
         """
         known = {item.name for item in fields(self)}
         unknown = sorted(set(changes) - known)

@@ -189,7 +189,7 @@ class ActorHandle:
     _ray_actor_id = _actor_id
 
     def __class_getitem__(cls, item: Any) -> GenericAlias:
-        return GenericAlias(cls, item)  # this serves only annotations, such as ActorHandle[Counter]
+        return GenericAlias(cls, item)  # only annotations need this method, such as ActorHandle[Counter]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ActorHandle) and self._actor == other._actor
@@ -211,8 +211,8 @@ class ActorClass(Generic[T]):
         self._cls = cls
         self._options = options
         label = options.label or options.name or cls.__name__
-        # Inspecting a class is slow, and options change only the name in the result. So a
-        # known result is reused.
+        # Inspecting a class is slow, and options change only the name in the interface. So a known interface
+        # is reused.
         if known is None:
             self._interface = interface_of(cls, label)
             self._arity = arity_of(cls.__init__, bound=True)
@@ -308,7 +308,8 @@ def remote(target: Any = None, /, **options: Any) -> Any:
     Raises:
         ConfigError: an option is unknown or has an invalid value.
     """
-    Options().updated(options)  # this reports an invalid option at the decorator, before the target is known
+    # this call reports an invalid option where the decorator is used, before the target is known
+    Options().updated(options)
     if target is None:
         return functools.partial(_make_remote, options=options)
     return _make_remote(target, options=options)

@@ -22,7 +22,8 @@ def require_iterator(result: Any, where: str, num_returns: str = "streaming") ->
 def split_results(result: Any, num_returns: int, where: str) -> Iterable[Any]:
     """Return `result` split into `num_returns` values. For `num_returns=0`, return a single dummy value.
 
-    A generator runs only as values are taken, so its first values exist even if it raises an error later.
+    A generator runs only while its values are read, so the first values exist even if the generator raises an
+    error later.
 
     Raises:
         ResultCountError: `result` does not have exactly `num_returns` values. If `result` is an iterator, the
@@ -56,14 +57,14 @@ def _first(items: Iterator[Any], num_returns: int, where: str) -> Iterator[Any]:
             yield item
     finally:
         close = getattr(items, "close", None)
-        if close is not None:  # closing the generator here runs its `finally` blocks now
+        if close is not None:  # closing the generator runs its `finally` blocks at once
             close()
 
 
 async def drained(items: AsyncIterator[Any], most: int) -> Iterator[Any]:
     """Return an iterator of at most `most` items, or of all items if `most` is negative.
 
-    If `items` raises an error, the iterator raises it after the last item.
+    If `items` raises an error, the returned iterator raises the error after the last item.
     """
     taken: list[Any] = []
     failure: Exception | None = None

@@ -5,17 +5,17 @@ also be a reference to a value of its type. The result has the type of the refer
 awaited value of an `async def`, or the yielded values of a generator. The types work as follows:
 
 - `Remote[F]` has a function type as its parameter. `F` has the parameters of the call, and returns the result
-  of `.remote()`. One list of overloads thus serves functions, classes and methods. Overload number n takes n
-  arguments that may be references, and further arguments unchanged.
+  of `.remote()`. Functions, classes and methods use the same list of overloads. Overload number n has n
+  arguments that may be references; the types of further arguments do not change.
 - For a type checker, the handle of an actor is an instance of the class, in which methods marked with
-  `@method` have a `.remote`. So the methods keep their types, since Python can't express "each method of T,
-  but remote". An unmarked method of a handle has no `.remote` for a type checker: mark the method, or declare
-  the handle as `Any`.
+  `@method` have a `.remote`. The methods keep their types, because Python's type system can't express "each
+  method of T, but remote". An unmarked method of a handle has no `.remote` for a type checker: mark the
+  method, or declare the handle as `Any`.
 
 Types do not cover everything. Type checkers do not know that `num_returns` changes the result of a call, and
-let the result be unpacked into values of type `Any`. They refuse a reference as a keyword argument. They do
-not check a function that returns `Any`, and mypy checks no generic function. For mypy, which ignores class
-decorators, write `RemoteCounter = trainkit.remote(Counter)`.
+let the result be unpacked into values of type `Any`. Type checkers refuse a reference as a keyword argument,
+and do not check calls of a function that returns `Any`. Mypy does not check calls of a generic function. For
+mypy, which ignores class decorators, write `RemoteCounter = trainkit.remote(Counter)`.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class TypedRemoteFunction(Remote[F_co], Protocol[F_co]):
 class TypedActorClass(Remote[F_co], Protocol[F_co]):
     """Type of `trainkit.runtime.calls.remote.ActorClass`.
 
-    Handles have the type that calling the class `F_co` returns.
+    The handles of an actor class have the type that a call of the class `F_co` returns.
     """
 
     def options(self, **changes: Unpack[ActorOptions]) -> Self: ...

@@ -40,8 +40,8 @@ class CallFrame:
         number: number of the call; None if no call is running.
         life: instance of the actor whose method is called; None for a task.
         actor: actor to which the instance belongs; None for a task.
-        given: name to show instead of the call's default name, for constructors and for calls that the user
-            has named.
+        given: name to show instead of the call's default name, if the call is a constructor or has a name
+            from the user.
     """
 
     name: str
@@ -100,7 +100,8 @@ class ActorInstance:
         name: name of the actor, for error messages.
         over: reason for which the instance has ended; None while the instance is alive.
         calls: number of running calls of the instance.
-        made: event that is set once the constructor has ended, or will never begin.
+        made: event that is set once the constructor has ended, or once it is clear that the constructor will
+            never begin.
     """
 
     def __init__(self, name: str) -> None:
@@ -132,7 +133,7 @@ class Outcome:
         value: the returned value.
         failure: packed exception, if the call failed.
         error: the raised exception.
-        exited: True if the code raised SystemExit, as if to end its own process.
+        exited: True if the code raised SystemExit, which would end its process on other engines.
     """
 
     value: Any = None
@@ -232,7 +233,9 @@ def is_retried(outcome: Outcome, spec: specs.TaskSpec | specs.MethodSpec) -> boo
 
 
 def packed_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Packed:
-    """Return a packed copy of the arguments, which later changes do not affect."""
+    """Return a packed copy of the arguments, so that later changes of the arguments have no effect on the
+    call.
+    """
     return pack((args, dict(kwargs)), f"the arguments of {name}").owned()
 
 
@@ -339,7 +342,8 @@ class InlineActor(Uncopied):
         if group not in self._room:
             declared = sorted(self._spec.concurrency.groups)
             raise ConfigError(f"{self.name} has no concurrency group {group!r}; it declares {declared}")
-        # A call of this actor further up the same stack can't end first, so waiting for it would never end.
+        # A call of this actor that is further up the same stack can't end first, so a wait for this call
+        # would never end.
         within = any(frame.actor is self for frame in running_frames())
         if life is None and not within:  # the actor may be under construction in another thread
             present = self.life
@@ -389,7 +393,7 @@ class InlineActor(Uncopied):
     def _let_go(self, life: ActorInstance) -> None:
         # if calls of the instance are running, the last one releases the instance when it ends
         if life.calls == 0:
-            # The user's cleanup code runs here, so it needs the actor's frame.
+            # The next call runs cleanup code of the user, which needs the actor's frame.
             with self._caller.entered(self.frame(self.name, None, life)):
                 life.loop.close()
                 life.instance = None
@@ -510,7 +514,7 @@ def _changed(variables: Mapping[str, str], folder: str | None) -> Iterator[None]
 def leave_if_over() -> None:
     """End the calling method if its actor has ended."""
     frame = current_frame()
-    # Without a running call, this code runs in the instance's `__del__`, which must not be ended.
+    # If no call is running, this code runs in the `__del__` of the instance, which must not be ended.
     if frame is not None and frame.life is not None and frame.life.over is not None and frame.life.calls:
         raise InlineActorExit(frame.life)
 

@@ -60,7 +60,7 @@ def _object(ref: InlineRef) -> Row:
 _LISTED_BYTES = 256 * 1024
 """Minimum size of the values in the listing of objects.
 
-Other engines keep values of this size in shared memory.
+Other engines keep values of at least this size in shared memory.
 """
 
 
@@ -91,7 +91,8 @@ class InlineEngine:
         self._actors = calls.Actors(spec.namespace)
         self._streams: weakref.WeakSet[InlineStream] = weakref.WeakSet()
         self._large: weakref.WeakSet[InlineRef] = weakref.WeakSet()
-        # If two threads request the same name, one makes the actor and the other finds it.
+        # The lock ensures that if two threads request the same name, one thread makes the actor and the other
+        # thread finds the actor.
         self._naming = threading.RLock()
         self._owned_groups: dict[int, int] = {}
         self._kinds: dict[str, Callable[[], list[Row]]] = {
@@ -106,7 +107,7 @@ class InlineEngine:
         }
 
     def require_usable(self) -> None:
-        return  # all values are in this process, and a fork has a copy of them
+        return  # all values are in this process, and a forked child has copies of the values
 
     def require_node(self) -> None:
         return  # this engine has no node
@@ -226,7 +227,8 @@ class InlineEngine:
     ) -> calls.Outcome:
         """Run `function`.
 
-        The value of the outcome is a list of packed results, or a generator for a streaming call.
+        Return the outcome of a call, whose value is a list of packed results, or a generator for a streaming
+        call.
         """
 
         def work() -> Any:
@@ -273,7 +275,7 @@ class InlineEngine:
         if num_returns == specs.STREAMING:
             stream = InlineStream(self._caller, frame, outcome, new_ref, group)
             self._streams.add(stream)
-            # The protocol allows a generator of references in the place of a single reference.
+            # The protocol of engines allows a generator of references in place of a single reference.
             return [cast("ObjectRef[Any]", stream)]
         frame.leave()
         if num_returns == 0:

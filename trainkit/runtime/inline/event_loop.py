@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class _Stack(threading.local):
-    # The stack is thread-local instead of a context variable, because a greenlet's code belongs to the call
+    # The stack is thread-local, not a context variable, because the code of a greenlet belongs to the call
     # that switches to the greenlet.
     frames: tuple[Any, ...] = ()
 
@@ -51,7 +51,7 @@ The references in this set keep the garbage collector from ending a loop before 
 
 
 class _Stuck(Exception):
-    """Error for an event loop that waits forever, as nothing can wake it."""
+    """Error for an event loop that waits forever, because no event can wake the loop."""
 
 
 class _Selector(selectors.DefaultSelector):
@@ -61,8 +61,8 @@ class _Selector(selectors.DefaultSelector):
     other thread can wake it.
 
     Attributes:
-        threads: number of threads that can't wake the loop, which are the loop's own thread and a
-            thread that waits for the loop.
+        threads: number of threads that can't wake the loop: the loop's own thread, and a thread that waits
+            for the loop.
     """
 
     threads = 1
@@ -77,7 +77,8 @@ class PrivateLoop:
     """Event loop of one actor or task, made on first use, which runs only during a call.
 
     The caller's thread may already run an event loop, such as the loop of a notebook. A thread can run only
-    one loop, so the private loop then runs in a further thread, and the caller waits.
+    one loop. So if the caller's thread runs a loop, the private loop runs in a further thread, and the caller
+    waits.
     """
 
     def __init__(self) -> None:
@@ -93,7 +94,7 @@ class PrivateLoop:
         """
         if self._task is not None:
             if hasattr(awaitable, "close"):
-                awaitable.close()  # this avoids the warning that the coroutine was never awaited
+                awaitable.close()  # without `close`, Python would warn that the coroutine was never awaited
             raise ConfigError(
                 f"{where} was called while another async call of the same actor runs. The inline engine "
                 "runs async calls one at a time; engine='local' runs them concurrently"

@@ -17,7 +17,9 @@ from trainkit.runtime.scheduling import require_one_node
 from trainkit.runtime.specs import Placement
 
 _counting = threading.RLock()
-"""Lock for the ledgers (records of free resources), since several threads of this process may make calls."""
+"""Lock for the ledgers (records of free resources), because several threads of this process may make
+calls.
+"""
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,8 @@ class ResourceShare:
 
     Attributes:
         allocation: the resources.
-        ledger: ledger to which the resources return; None if the resources were not free, so that other calls
-            share them.
+        ledger: ledger to which the resources return; None if the resources were not free and are shared with
+            other calls.
     """
 
     allocation: Allocation = field(default_factory=Allocation)
@@ -59,8 +61,9 @@ class InlinePlacementGroup:
 class Places:
     """Resources of the declared machine, and its reserved placement groups.
 
-    A request can't wait for resources, as the call that uses them may be further up the same stack. So a
-    request that fits the machine, but not its free resources, shares resources with their present users.
+    A request can't wait for resources, because the call that uses the resources may be further up the same
+    stack. If a request fits the machine, but not the free resources, it shares resources with the calls that
+    use them.
 
     Args:
         totals: all declared resources.

@@ -131,7 +131,8 @@ class InlineStream(ObjectRefGenerator[Any]):
             raise StopAsyncIteration from None
 
     def upcoming(self) -> ObjectRef[Any]:
-        # The reference is always done, as a step runs only when its result is requested.
+        # The reference is always done, because a step of the generator runs when the reference to its result
+        # is requested.
         return self._new_ref(_NONE, False)
 
     def completed(self) -> ObjectRef[None]:

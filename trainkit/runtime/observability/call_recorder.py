@@ -1,7 +1,7 @@
 """Recorder of a process's calls, for the timeline of a session.
 
-Each process appends a line per call to its own file in the session's folder. So the timeline includes calls
-of killed processes, and can be read without requests to processes.
+Each process appends one line for each call to its own file in the session's folder. So the timeline includes
+calls of killed processes, and can be read without requests to processes.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class CallRecorder:
         path = folder / FOLDER / f"{worker_id}.jsonl"
         path.parent.mkdir(mode=0o700, exist_ok=True)
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        # The file is closed when this object is released, as a program may start several sessions. The file
-        # is not closed at exit, when calls may still run.
+        # The file is closed when the recorder is released, because a program may start several sessions. The
+        # file is not closed at exit, because calls may still run then.
         weakref.finalize(self, os.close, self._fd).atexit = False
         self._worker_id = worker_id
         self._left = MAX_CALLS

@@ -16,7 +16,7 @@ def cluster_resources() -> dict[str, float]:
 
 
 def available_resources() -> dict[str, float]:
-    """Return the free amount of each resource that is not used up."""
+    """Return the free amount of each resource of the session, without resources that are used up."""
     stores = [_object_store(node, free=True) for node in engine().state("nodes")]
     return _shown(total([engine().available_resources(), *stores]))
 

@@ -25,7 +25,9 @@ from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.serialize import Handle, lasting
 
 making = threading.RLock()
-"""Lock held while a get_if_exists actor is looked up or started, taken before `in_turn` and `_meeting`."""
+"""Lock held while an actor with `get_if_exists` is looked up or started; taken before `in_turn` and
+`_meeting`.
+"""
 
 _meeting = threading.RLock()
 """Lock held while this process connects to an actor, so that two threads do not connect to the same actor."""
@@ -119,14 +121,14 @@ class ActorLookup:
             try:
                 answer: messages.Found | None = self._node.demand(request, handles, buffers)
             except (KeyboardInterrupt, SystemExit):
-                # The actor may be registered already and would wait forever for its first frame, so the node
-                # is asked to kill the actor.
+                # The node may have registered the actor already, and the actor would wait forever for its
+                # first frame. So the node is asked to kill the actor.
                 self._node.tell(messages.Kill(request.worker_id, "its request was interrupted"))
                 raise
         if answer is None:
             if wanted.detached:
-                # With a large send buffer, the kernel delivers the next frame even if this program ends at
-                # once.
+                # With a large send buffer, the kernel delivers the next frame even if this program ends just
+                # after sending it.
                 peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM_BYTES)
             return None
         return self._find_own(wanted.name, wanted.namespace)
@@ -141,8 +143,9 @@ class ActorLookup:
 
         The function `ask` sends a request for the actor to that session's node.
 
-        A new connection is made only if this process has no connection to the actor. The connection uses a
-        descriptor of the node until the actor accepts it, and a busy actor accepts it late.
+        A new connection is made only if this process has no connection to the actor. Each connection uses a
+        descriptor of the node until the actor accepts the connection, and a busy actor accepts connections
+        late.
         """
         answer = ask(())
         if isinstance(answer, messages.NotFound):
@@ -186,7 +189,7 @@ class ActorLookup:
             try:
                 with sessions.connect(session.folder) as node:
                     found = self._ask_for(home, lambda conn: node.ask(message, conn, _SEARCH_S))  # noqa: B023
-            except ObjectLostError:  # with no descriptor left, the session may still have the actor
+            except ObjectLostError:  # this process has no descriptor left, so the session may have the actor
                 raise
             except TrainkitError as error:  # an ended or hanging session is only mentioned in the final error
                 looked_at[-1] += f", which did not answer: {error}"
@@ -255,7 +258,7 @@ class ActorClient:
         try:
             if spec.registration is not None:
                 existing = self._lookup.register(request, peer, [first, *kept.handles], kept.buffers)
-                if isinstance(existing, messages.NotFound):  # the actor that had the name has ended meanwhile
+                if isinstance(existing, messages.NotFound):  # the actor with the name has ended meanwhile
                     return self._start(spec)
                 if existing is not None:
                     return existing[0]
@@ -326,14 +329,14 @@ class ActorClient:
 def in_turn(parent: Path) -> Iterator[None]:
     """Let only one thread of all the user's programs run the block at a time.
 
-    Otherwise two threads could create detached actors with the same name.
+    The block prevents that two threads create detached actors with the same name.
 
     Raises:
         TrainkitError: another thread has been running the block for 10 s.
     """
     global _turns
-    # The folder itself is locked, so that no lock file is left behind. The kernel releases the lock when the
-    # process ends.
+    # The folder itself is locked, because a lock file would be left behind. The kernel releases the lock on
+    # the folder when the process ends.
     fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _await_turn(parent, fd)

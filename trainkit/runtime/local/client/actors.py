@@ -33,8 +33,8 @@ class ClientParts:
 
     Attributes:
         mark: path of the session's folder, which identifies the session.
-        placed: function that checks a placement and moves it into this process's own placement group if that
-            group captures child tasks.
+        placed: function that checks a placement. If this process's placement group captures child tasks, the
+            function also moves the placement into the group.
         environment: function that returns the environment that a new worker inherits.
     """
 
@@ -89,10 +89,10 @@ class SentCall:
         sent: True if the call was sent and may have begun.
         actor: the actor's endpoint, which keeps the actor alive for retries.
         body: the packed call, if it may have to be sent again; else None.
-        small: method and arguments of a small call, which has no `body`.
+        small: method and arguments of a small call; a small call has no `body`.
         kept: references to the call's results, if the call may be retried; else empty.
         kinds: types of exceptions after which the call is retried; True for any exception.
-        cancelled: True if the call was cancelled after it raised an exception, so that it must not be
+        cancelled: True if the call was cancelled after it raised an exception. A cancelled call must not be
             retried.
     """
 
@@ -148,7 +148,7 @@ class ActorConnection(CallConnection):
         self.max_task_retries = 0
 
     def follow(self, parts: ClientParts, *, life: int = 0, owner: bool = False) -> None:
-        """Reconnect after each restart of the actor from now on. Further calls of this method have no effect.
+        """Reconnect after each restart of the actor from now on. A second call of this method has no effect.
 
         Args:
             parts: objects that all client classes of this process share, such as its connection to the node.
@@ -169,9 +169,9 @@ class ActorConnection(CallConnection):
             call.actor, call.body, call.kept = actor, body.owned(), refs
             call.kinds = spec.retry_exceptions
             parts: ClientParts = current_client().parts
-            # The background thread reads the answers, as possibly no other thread is reading this connection.
-            # Watching must start now, because a reference has no connection to watch while its retry is
-            # decided.
+            # The background thread reads the answers, because possibly no other thread reads this connection.
+            # The background thread must begin to watch the connection now, because a reference has no
+            # connection while a retry is decided.
             for ref in refs:
                 parts.waiter.watch(ref)
             try:
@@ -207,7 +207,8 @@ class ActorConnection(CallConnection):
         super().on_frame(frame)
 
     def _failed(self, call: SentCall, frame: Frame) -> None:
-        *others, last = call.refs  # all results of a call fail together, so only the last failure is handled
+        # all results of a call fail together, so only the last result's failure is handled
+        *others, last = call.refs
         if frame.call_id != last:
             return
         if call.may_be_made_again:
@@ -216,7 +217,8 @@ class ActorConnection(CallConnection):
             decide(self, frame.body, call.kept, functools.partial(self._made_again, call))
             return
         for ref_id in [*others, last]:
-            if self._retriable.pop(ref_id, None) is not None:  # references with a value are left out
+            # references that have a value already are left out
+            if self._retriable.pop(ref_id, None) is not None:
                 super().on_frame(Frame(FAILURE, ref_id, frame.body))
 
     def _made_again(self, call: SentCall, error: TaskError) -> bool:
@@ -352,9 +354,9 @@ class ActorEndpoint(Uncopied):
     """Object inside an actor's handle that keeps the actor alive.
 
     An actor lives while any process has at least one endpoint. Each process with an endpoint has a connection
-    to the actor. An endpoint on the way to another process also contains a connection. So the actor's process
-    notices when the last connection closes, even after a crash. All endpoints of a process for the same actor
-    share one connection; see `shared`.
+    to the actor. An endpoint that is on its way to another process also contains a connection. So the actor's
+    process notices when the last connection closes, even after a crash. All endpoints of a process for the
+    same actor share one connection; see `shared`.
     """
 
     __slots__ = ("__weakref__", "peer")
@@ -393,7 +395,7 @@ class ActorEndpoint(Uncopied):
         with sharing:
             self.peer.endpoints -= 1
             is_last = not self.peer.endpoints
-        if is_last:  # this ends only sending, as answers to earlier calls may still arrive
+        if is_last:  # only sending ends, as answers to earlier calls may still arrive
             self.peer.finish_sending()
 
 
@@ -401,7 +403,9 @@ _known: weakref.WeakValueDictionary[tuple[str | None, int | None], ActorConnecti
     weakref.WeakValueDictionary()
 )
 sharing = threading.RLock()
-"""Lock held while endpoints are counted, as one thread may look one up while another drops the last."""
+"""Lock held while endpoints are counted, because a thread may look up an endpoint while another thread drops
+the last endpoint.
+"""
 
 
 def living_peer(home: str | None, worker_id: int | None) -> ActorConnection | None:

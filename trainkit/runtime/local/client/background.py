@@ -23,7 +23,7 @@ _TICK_S = 0.001
 _QUIET_TICKS = 5
 """Number of ticks (periodic flushes) without data after which a connection's ticking stops.
 
-The number is above 1, as restarting the ticking is costly.
+The number is above 1, because it is costly to start the ticking again.
 """
 
 END = "end"
@@ -80,7 +80,7 @@ class BackgroundThread:
     def flush(self, conn: Connection) -> None:
         """Write the unsent data of `conn` as soon as the kernel accepts it, and read `conn` meanwhile.
 
-        `conn` is read because the other end may have stopped reading until its answers are read.
+        `conn` is read because the process at the other end may read data only after its answers were read.
         """
         with self._lock:
             self._flushing.add(conn)
@@ -110,7 +110,7 @@ class BackgroundThread:
                     del self._ticking[conn]
                     conn.ticking = False
                 _guarded(conn.flush_if_open)  # the flush sends entries that were posted since the last flush
-                if _guarded(conn.on_tick):  # more entries were posted while `ticking` was still True
+                if _guarded(conn.on_tick):  # other threads posted more entries while `ticking` was True
                     self.tick(conn)
 
     def run(self, job: Callable[[], None]) -> None:
@@ -118,12 +118,12 @@ class BackgroundThread:
         with self._lock:
             if self._stopping:
                 return
-            # The thread is woken before the job is added, so that no job is ever without a pending wake-up.
+            # The thread is woken before the job is added, so that a wake-up is pending for each job.
             if not self._jobs:
                 self._wake()
                 if self.is_current_thread:
                     # Garbage collection may call this method after the loop has taken the jobs of its current
-                    # turn. The loop is woken again, so that it also runs this job.
+                    # turn. In this case, the loop is woken again, so that it also runs this job.
                     os.eventfd_write(self._wake_fd, 1)
             self._jobs.append(job)
 
@@ -168,7 +168,7 @@ class BackgroundThread:
             if fd < 0:
                 continue
             # While a different thread is reading a connection, `poll` keeps reporting the connection as
-            # readable. To avoid spinning, this thread leaves the connection out and polls it again a moment
+            # readable. To avoid a busy loop, this thread omits such a connection, and polls it again a moment
             # later.
             silent = conn in contested or conn.ended
             only_end = self._watched.get(conn) == _END_ALONE
@@ -211,7 +211,7 @@ class BackgroundThread:
         """End the thread; jobs that have not run are dropped."""
         with self._lock:
             self._stopping = True
-        if self.is_current_thread:  # the loop still uses its descriptor
+        if self.is_current_thread:  # the running loop still uses the wake-up descriptor
             return
         if self._thread is not None:
             os.eventfd_write(self._wake_fd, 1)

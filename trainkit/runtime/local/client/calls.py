@@ -70,7 +70,7 @@ class CallCodec:
         group: str | None = None,
         name: str | None = None,
     ) -> Packed:
-        """Return a packed call: its target, number of results, arguments, and optional group and name.
+        """Return a packed call with its target, number of results, arguments, and optional group and name.
 
         The group is a concurrency group of the actor. The number of results is also appended after the
         pickle, for a worker that can't unpack the pickle.

@@ -79,7 +79,7 @@ class LocalEngine:
         gpus: names of the GPUs that this process may use, in the form of CUDA_VISIBLE_DEVICES.
         group: id and bundles of the placement group that this process was started in; None outside a group.
         node: the node process, in the driver; None in a worker.
-        own_variables: environment variables set only for this process; its workers do not inherit them.
+        own_variables: environment variables set only for this process, which its workers do not inherit.
         asked_preload: modules that the user wants imported before workers are forked.
         context: namespace, actor and resources of this process, for `where_am_i`.
 
@@ -248,7 +248,7 @@ class LocalEngine:
         calls = {}
         for peer in actor_peers():
             if peer.worker_id is not None and peer.home in (None, self.mark):
-                peer.try_read()  # first read the answers that arrived although no thread waited for them
+                peer.try_read()  # first read the answers that have arrived and that no thread waits for
                 calls[peer.worker_id] = peer.calls_in_flight(self._call_of)
         self.node.tell(messages.CallsCounted(calls))
 
@@ -276,7 +276,7 @@ class LocalEngine:
 
     def scratch_dir(self) -> Path:
         path = Path(self.mark)
-        path.mkdir(mode=0o700, exist_ok=True)  # the folder is made here, as the node may not have made it yet
+        path.mkdir(mode=0o700, exist_ok=True)  # this process makes the folder if the node has not made it yet
         return path
 
     def group_ref(self, group: int) -> ObjectRef[Any]:
@@ -397,16 +397,16 @@ class UnreadFailures:
     def dropped(self, failure: Packed) -> None:
         """Record a failure that was garbage-collected before the user read it.
 
-        `show` runs later, because this method may be called in any `__del__`.
+        The failure is logged later by `show`, because `dropped` may be called in any `__del__`.
         """
-        is_copy = self._pid != os.getpid()  # a forked child shows nothing, as the parent shows the failure
+        is_copy = self._pid != os.getpid()  # a forked child logs no failures, as its parent logs them
         if self._is_over or is_copy or sys.is_finalizing() or not tells_unhandled_errors():
             return
         with self._lock:
             is_first = not self._dropped
             if len(self._dropped) < _MOST_KEPT:
                 self._dropped.append(failure)
-        if is_first:  # later failures are shown together with the first failure
+        if is_first:  # `show` is requested once, and logs later failures together with the first failure
             self._run_soon(self.show)
 
     def show(self) -> None:

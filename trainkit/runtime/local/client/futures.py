@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class _Owed:
-    """Callback that completes a future when its result arrives.
+    """Callback that completes a future when the future's result arrives.
 
     The class has slots because the garbage collector may have to visit thousands of these objects.
     """
@@ -92,7 +92,7 @@ class Futures:
         """Return a future of `result(ref)`, which is called in the background thread once `ref` is done.
 
         `result` may need locks, to unpack the answer or to ask the node why the answer is lost. The thread
-        that reads the answer may hold these locks, so it does not call `result`.
+        that reads the answer may hold these locks, so a different thread calls `result`.
         """
         if future is None:
             from concurrent.futures import Future
@@ -286,7 +286,7 @@ class CallControl:
         if not isinstance(call, LocalRef):
             raise ObjectLostError(f"{ref!r} belongs to another engine or session")
         self._stop(call, force, recursive)
-        asked_for([call])  # marks the call's failure as read, so that it is not reported as unhandled
+        asked_for([call])  # the failure counts as read, so that it is not reported as unhandled
 
     def _stop(self, call: LocalRef, force: bool, recursive: bool) -> None:
         held = call.body
@@ -297,7 +297,7 @@ class CallControl:
             if withdrawn:
                 return
         peer, owed_by = call.peer, call.body
-        if isinstance(owed_by, SentCall):  # the call raised, and its retry is being decided
+        if isinstance(owed_by, SentCall):  # the call has raised an exception, and its retry is being decided
             self._refuse_force(force)
             owed_by.cancelled = True
         peer = peer or call.peer  # the call may have been retried just now, and then has a connection again

@@ -21,7 +21,7 @@ from trainkit.runtime.serialize import Packed
 AHEAD_S = 0.002
 """Seconds of work that are sent to a worker in advance.
 
-They are long enough to hide a round trip, and short enough to delay tasks little.
+This time is long enough to hide a round trip to the worker, and short enough to delay other tasks little.
 """
 
 _KNOWN = 64
@@ -72,9 +72,9 @@ class Task:
         retries_left: remaining retries of the task; -1 for no limit.
         retry_exceptions: exceptions after which the task is retried; True for any exception.
         max_calls: number of runs of the function after which its worker ends; 0 for no limit.
-        alone: True if the task must run in a worker without other tasks, as it may have killed an earlier
-            worker.
-        waits: True if the task is not queued, as it waits for its arguments or for the decision on a retry.
+        alone: True if the task must be alone in its worker, because it may have killed an earlier worker.
+        waits: True if the task waits for its arguments or for the decision on a retry, and is therefore not
+            queued.
         cancelled: True if the task was cancelled and must not be run or retried.
         forced: True if the task was cancelled with force=True, so that its worker is killed.
         asked_for: True if the caller knows of a failure already, so that this task's failure is not reported
@@ -100,7 +100,7 @@ class Task:
     def is_solitary(self) -> bool:
         """True if the task must be alone in its worker.
 
-        If the worker then ends, this task must have ended it.
+        If the worker of a solitary task ends, the task must have ended the worker.
         """
         return self.alone or not self.retries_left or bool(self.max_calls) or self.arguments is None
 
@@ -118,7 +118,7 @@ class WorkerLease(CallConnection):
         returned: True once the lease was returned.
         retiring: True if a function has reached `max_calls`, so that the lease is returned after its last
             answer and its worker then ends.
-        condemned: True if the worker is being killed because of one task. Its other tasks then run again
+        condemned: True if the worker is being killed because of one task. The worker's other tasks run again
             without using up a retry.
         blocked: True if the running task waits for other tasks and needs no CPU now.
         runs: number of runs in this worker of each function that has `max_calls`.

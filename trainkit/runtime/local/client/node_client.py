@@ -120,7 +120,7 @@ class NodeClient(CallConnection):
 
     def close(self) -> None:
         super().close()
-        self._fail_pending()  # otherwise threads that wait for answers would wait forever
+        self._fail_pending()  # threads that wait for answers would wait forever without this call
 
     def on_close(self) -> None:
         if self._node is not None and not self.closing:

@@ -2,8 +2,8 @@
 
 A completed reference is sent together with its result. A pending reference is sent as a promise, which is a
 connection over which the reference's owner sends the result later. A process that passes a promise on to a
-third process asks the owner for a further connection. After that, the process may end before the owner sends
-the result.
+third process asks the owner for a further connection. Once the third process has its own connection, the
+process in between may end before the owner sends the result.
 
     owner ──────promise──────▶ process ──the reference──▶ another process
       ▲ └──────────────────────────│────────promise───────────▲
@@ -35,8 +35,8 @@ from trainkit.runtime.serialize import Packed
 class OwedResults:
     """Results of this process that other processes wait for.
 
-    The background thread watches one epoll descriptor for all these connections, because its work at each
-    wake-up grows with the number of watched objects.
+    All these connections share one epoll descriptor, because the background thread's work at each wake-up
+    grows with the number of descriptors that it watches.
 
     Args:
         waiter: object that makes the background thread read the answers.
@@ -63,7 +63,10 @@ class OwedResults:
         self._poll.register(owed, select.EPOLLIN)
 
     def settled(self, owed: OwedResult) -> None:
-        """Unregister a result that was sent or is not wanted any more; its connection is still open."""
+        """Unregister a result that was sent or is not wanted any more.
+
+        The result's connection is still open.
+        """
         self.stop_reading(owed)
         if self._owed.pop(owed.fileno(), None) is not None:
             self.on_settled()
@@ -134,7 +137,7 @@ class OwedResult(CallConnection):
 
     def _is_due(self) -> None:
         # The background thread sends the result. For a lost result, `pay` asks the node for the reason and
-        # waits, which is not possible in a thread that reads the node's connection.
+        # waits for the answer. A thread that reads the node's connection can't wait for this answer.
         self._owed.run_soon(self.pay)
 
     def on_frame(self, frame: channel.Frame) -> None:
@@ -153,7 +156,8 @@ class OwedResult(CallConnection):
         """Send the result."""
         self._is_paid = True
         try:
-            # Later requests for further connections are refused, as their sender now has the result.
+            # Further connections that the same process requests later are refused, because the process now
+            # has the result.
             self._owed.stop_reading(self)
             self.sock.shutdown(socket.SHUT_RD)
             self.read_all()
@@ -171,7 +175,7 @@ class OwedResult(CallConnection):
 
 
 class Promise:
-    """Handle that stands for a pending reference and opens a connection for the reference's answer."""
+    """Handle that represents a pending reference, and opens a connection for the reference's answer."""
 
     kind = channel.PROMISE
 

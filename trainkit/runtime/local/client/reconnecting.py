@@ -4,9 +4,9 @@
     node answers    ──▶ _resume(): sends the calls to be retried, then the calls made meanwhile
                     or ─▶ the actor has ended for good: both ends close, and every call fails
 
-The new connection gets the same descriptor number, so threads that wait for an answer keep polling it. Until
-the node answers, this process also keeps the other end of the socket pair open. Otherwise the new connection
-would appear closed.
+The new connection gets the descriptor number of the old connection, so threads that wait for an answer keep
+polling the new connection. Until the node answers, this process also keeps the other end of the socket pair
+open. Otherwise the new connection would appear closed.
 """
 
 from __future__ import annotations

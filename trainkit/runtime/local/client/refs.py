@@ -54,7 +54,9 @@ def mark_read(body: Any) -> None:
 
 
 def is_own(cls: type) -> bool:
-    """Return True if a class belongs to trainkit, which handles failures of its own actors itself."""
+    """Return True if a class belongs to trainkit, so that trainkit handles the failures of the class's actors
+    itself.
+    """
     return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
@@ -135,8 +137,8 @@ class LocalRef(ObjectRef[Any]):
         if self._callbacks is None:
             self._callbacks = []
         self._callbacks.append(callback)
-        # If the answer arrived meanwhile, two threads may run this code. Only the thread that pops the
-        # callback runs it.
+        # If the answer arrived meanwhile, two threads may run this code. The callback is called only by the
+        # thread that has popped it.
         if self.kind != PENDING:
             self._run_callbacks()
 
@@ -324,9 +326,8 @@ Verdict = Callable[[TaskError], bool]
 def decide(peer: CallConnection, failure: Packed, refs: Sequence[LocalRef], made_again: Verdict) -> None:
     """Complete `refs` with their call's failure, unless the function `made_again` retries the call.
 
-    The decision is made in a separate thread. Unpickling the error runs user code. That code may wait for
-    other calls, so the thread that reads `peer` must not run it. Until the decision, `refs` have no
-    connection.
+    A separate thread makes the decision. Unpickling the error runs user code, which may wait for other calls,
+    so the thread that reads `peer` must not run the code. Until the decision, `refs` have no connection.
     """
     waiting = {ref.id: peer.pending.pop(ref.id) for ref in refs if ref.id in peer.pending}
     for ref in refs:

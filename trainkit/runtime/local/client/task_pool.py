@@ -115,7 +115,7 @@ class TaskPool:
             if lease is not None:
                 self._busy.add(lease)
             else:
-                if not self._queue:  # busy leases stay watched while tasks are queued, see `progressed`
+                if not self._queue:  # if tasks are queued, the busy leases stay watched, see `progressed`
                     self._watch_busy()
                 self._queue.append(task)
             lacks = lease is None and self._lacks_leases()
@@ -125,7 +125,7 @@ class TaskPool:
             try:
                 self._ask()
             except Exception:
-                with self._lock:  # the caller gets the error, so the task must not run
+                with self._lock:  # the caller gets the error, so the task must never run
                     if task in self._queue:
                         self._queue.remove(task)
                 raise
@@ -282,7 +282,9 @@ class TaskPool:
             self._node.tell(Cancel(lease.worker_id or 0, task.refs[0].id, recursive))
 
     def learn(self, function: int, each_s: float, at_least: bool = False) -> None:
-        """Record that a run of `function` takes `each_s` seconds, or with `at_least` no less."""
+        """Record that a run of `function` takes `each_s` seconds, or at least `each_s` seconds if `at_least`
+        is True.
+        """
         with self._lock:
             known = self._each_s.pop(function, each_s)
             self._each_s[function] = max(known, each_s) if at_least else (known + each_s) / 2
@@ -317,7 +319,7 @@ class TaskPool:
 
     def _next_for(self, lease: WorkerLease) -> list[Task]:
         queue = self._queue
-        if not queue or lease.blocked:  # a blocked worker may itself wait for a task in this queue
+        if not queue or lease.blocked:  # a blocked worker may be waiting for a task in this queue
             return []
         if queue[0].is_solitary or not lease.knows(queue[0]):
             return [] if lease.owing else [queue.popleft()]
@@ -363,7 +365,7 @@ class TaskPool:
             self._background.unwatch(lease, why)
 
     def reclaim(self) -> None:
-        """Give back the idle leases now, and the busy leases when they become idle."""
+        """Return the idle leases to the node now, and the busy leases when they become idle."""
         with InterruptGuard():  # Ctrl-C must not lose a lease
             self._reclaim_all()
 
@@ -464,15 +466,16 @@ class TaskPool:
             self.fail(LOST, lambda: why)
             return
         # Tasks are answered in order, so the first unanswered task was probably running and uses a retry. The
-        # later tasks are queued again without using up a retry. But the later tasks run alone from now on, as
-        # one of them may have killed the worker before earlier answers arrived.
+        # later tasks are queued again without using up a retry. However, the later tasks run alone from now
+        # on, because a later task may have killed the worker before earlier answers arrived.
         first = tasks[0]
         again = []
         for task in tasks:
             if task.cancelled:
                 task.fail_cancelled("while it ran, and its process ended")
             elif lease.condemned or restart_policy.should_retry(exit_, task.retries_left):
-                if task is first and not lease.condemned:  # a kill because of another task uses no retry
+                # if the worker was killed because of another task, this task keeps its retries
+                if task is first and not lease.condemned:
                     task.retries_left -= task.retries_left > 0
                 task.alone = True
                 again.append(task)

@@ -55,7 +55,8 @@ class TaskPools:
             return self._results.handed_out(refs, spec.num_returns)
         definition = self._codec.definition(spec.function, spec.name)
         arguments, body = None, None
-        # A small call is sent without a name, so its name must be the function's name.
+        # A small call is sent without a name, so only calls named after their function are sent as small
+        # calls.
         if spec.num_returns == 1 and spec.name == getattr(spec.function, "__qualname__", spec.name):
             arguments = lasting(spec.args, spec.kwargs)
         if arguments is None:

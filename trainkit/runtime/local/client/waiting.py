@@ -92,8 +92,8 @@ def await_any(refs: Sequence[LocalRef], timeout_s: float | None, guard: Interrup
 def are_many(refs: Sequence[LocalRef]) -> bool:
     """Return True if `refs` are too many to check all of them after each answer.
 
-    Also return False if the answers arrive over many connections, as the background thread would have to poll
-    each connection.
+    The answer is also False if the results arrive over many connections, because the background thread would
+    have to poll each connection.
     """
     return len(refs) >= _MANY and len({ref.peer for ref in refs}) <= _PEERS
 
@@ -112,7 +112,8 @@ def await_many(
     The background thread reads the answers, even if a reference gets its connection only later.
     """
     waker = _Waker()
-    left = itertools.count(count - 1, -1)  # next() is atomic, so only one callback gets 0 and sets the waker
+    # `next` is atomic, so only one callback gets 0 and wakes the thread
+    left = itertools.count(count - 1, -1)
 
     def arrived() -> None:
         if next(left) == 0:
@@ -170,7 +171,9 @@ class Waiter:
         self._brief_call: tuple[Any, ...] = ()
         self._brief_left = _BRIEF_WAITS
         self._lent_for: dict[int, Sequence[LocalRef]] = {}
-        """Lists of references for which the main thread waits with lent CPUs, by the `id` of each list."""
+        """Lists of references for which the main thread waits while its CPUs are lent, by the `id` of each
+        list.
+        """
 
     def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
         deadline = None if timeout_s is None else SYSTEM.monotonic() + timeout_s
@@ -189,7 +192,7 @@ class Waiter:
         return values
 
     def get_without_lending(self, ref: LocalRef) -> Any:
-        """Return the value of `ref` without lending CPUs, as no call has to run for this value."""
+        """Wait for the value of `ref` without lending CPUs, because no call has to run for this value."""
         lends, self._lends = self._lends, False
         try:
             return self.get([ref], None)[0]
@@ -236,7 +239,9 @@ class Waiter:
     def _await_briefly(
         self, refs: Sequence[LocalRef], count: int, deadline: float | None, guard: InterruptGuard
     ) -> bool:
-        """Wait briefly without lending CPUs, as most answers arrive soon; return True if `count` are done.
+        """Wait briefly without lending CPUs, because most answers arrive soon.
+
+        Return True if `count` references are done.
 
         The CPUs are lent at once if tasks of this process wait for a requested worker, which may need the
         CPUs.
@@ -278,8 +283,8 @@ class Waiter:
     def lend_no_longer(self) -> None:
         """Take the lent CPUs back if the main thread's answer has arrived.
 
-        This method is called before a lease is returned. Otherwise the node would grant the lease's CPUs to a
-        different process, although this process is about to resume and needs CPUs itself.
+        This method is called before a lease is returned. Without this call, the node would grant the lease's
+        CPUs to a different process, although this process is about to resume and needs CPUs itself.
         """
         for refs in list(self._lent_for.values()):
             if len(refs) == 1 and refs[0].kind != PENDING:
@@ -377,7 +382,8 @@ def _lateness(ref: LocalRef) -> str:
 def asked_for(refs: Sequence[ObjectRef[Any]]) -> None:
     """Suppress reports of unread failures of `refs`.
 
-    The caller got a different failure or cancelled the calls.
+    The user does not need these reports, because the caller has received a different failure or has cancelled
+    the calls.
     """
     for ref in refs:
         if isinstance(ref, LocalRef):

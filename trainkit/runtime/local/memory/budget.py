@@ -5,11 +5,11 @@
 A process that makes a segment adds the segment's size to `used`, under a lock that all processes share. A
 process that frees a segment subtracts the segment's size from `used`. Segments that a process keeps allocated
 for reuse (warm segments) stay counted. A segment also stays counted if its maker releases it or dies while
-other processes use it. So `used` may be too high but not too low, unless children that the program itself
-forks share the open files of segments. Counting takes only a microsecond for each new segment. If `used`
-would exceed the limit, the real use is read from the kernel's list of locks on segments (see `locks`). All
-processes' warm segments are then freed. To find the warm segments, `makers` lists each process that has made
-segments and may keep some of them warm.
+other processes use it. So `used` may be too high. It can be too low only if the program itself forks
+children, which share the open files of segments. Counting takes only a microsecond for each new segment. If
+`used` would exceed the limit, the real use is read from the kernel's list of locks on segments (see `locks`).
+All processes' warm segments are then freed. To find the warm segments, `makers` lists each process that has
+made segments and may keep some of them warm.
 
 Values that did not fit into memory are in files in `folder`, and do not count in `used`. `spilled` counts all
 values that were written to disk since the start of the session.
@@ -49,8 +49,8 @@ class StoreBudget:
     """
 
     def __init__(self, fd: int) -> None:
-        # The file is opened again, as a lock on an inherited or received open file would also belong to the
-        # process that sent the file.
+        # The file is opened again, because a lock on an inherited or received open file would also belong to
+        # the process that the file came from.
         self.fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         self._memory = mmap.mmap(self.fd, _FILE_BYTES)
         self._cells = memoryview(self._memory).cast("Q")
@@ -126,8 +126,8 @@ class StoreBudget:
                 return None
             if not self._is_maker:
                 self._become_maker()
-            # Counting, making and locking happen under one lock, so that an exact count can't miss the
-            # segment.
+            # The segment is counted, made and locked under one lock of the budget, so that an exact count
+            # can't miss the segment.
             fd = os.memfd_create(f"{PREFIX}{self.session:06x}", os.MFD_CLOEXEC)
             try:
                 os.ftruncate(fd, size_bytes)
@@ -156,7 +156,7 @@ class StoreBudget:
     def figures(self) -> dict[str, int]:
         """Return the memory limit, the current use of memory and disk, and the total of spilled values."""
         # Other processes make and free segments during these readings. A segment that is in both readings was
-        # certainly in use between the readings.
+        # certainly in use during the time between them.
         before, after = locks.sizes_in_use(self.session), locks.sizes_in_use(self.session)
         return {
             "limit_bytes": self.limit_bytes,
@@ -168,7 +168,8 @@ class StoreBudget:
 
     def _become_maker(self) -> None:
         count = self._cells[_MAKERS]
-        if _FIRST_MAKER + count == _CELLS:  # the table is full, so ended processes are dropped
+        # the table of makers is full, so processes that have ended are removed
+        if _FIRST_MAKER + count == _CELLS:
             living = [pid for pid in self._makers() if os.path.exists(f"/proc/{pid}")]
             for index, pid in enumerate(living):
                 self._cells[_FIRST_MAKER + index] = pid

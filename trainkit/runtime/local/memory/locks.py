@@ -2,8 +2,8 @@
 
 Each process that uses, maps or has sent a segment has an open file of the segment with a shared lock. The
 lock on a segment belongs to the open file. So the lock is sent with the file through a socket, and lasts as
-long as any mapping of the file. It ends when the process crashes. The locked range encodes the session and
-the segment's size:
+long as any mapping of the file. The lock also ends when the process crashes. The locked range encodes the
+session and the segment's size:
 
     first byte = session's number * 2**40        length = size of the segment
                  + 2**39 if it lies on disk
@@ -130,7 +130,7 @@ def sizes_in_use(session: int | None = None, *, on_disk: bool = False) -> dict[i
     for number in range(_MOST_READS):
         before = text
         with open("/proc/locks", "rb", buffering=0) as file:
-            # The pages of successive readings end at different locks.
+            # The pages of successive readings have different sizes, so they end at different locks.
             text = b"".join(iter(partial(file.read, 3001 if number % 2 else 4096), b"")).decode()
         found |= {
             inode: size

@@ -1,10 +1,10 @@
 """Shared memory segments, each of which contains one large value.
 
 A value is written once, mapped by each reader, and freed by the kernel. A segment is an anonymous memory
-file. A segment exists as long as a process has it open or mapped, so segments can't be left behind. The
-kernel also knows whether a segment is in use. Each process that uses the segment has a separate open file
-with a shared lock on the segment, see `locks`. When the writer gets the exclusive lock, no other process uses
-the segment, and its warm (already allocated) pages are reused for the next value.
+file. A segment exists only while a process has it open or mapped, so no segment is left behind when processes
+end. The kernel also knows whether a segment is in use. Each process that uses the segment has a separate open
+file with a shared lock on the segment, see `locks`. When the writer gets the exclusive lock, no other process
+uses the segment, and its warm (already allocated) pages are reused for the next value.
 
 A new segment is filled by `pwrite`, which is twice as fast as touching each page of a mapping for the first
 time. If the kernel has no memory, `pwrite` raises an error, while a mapping would end the process by SIGBUS.
@@ -53,7 +53,7 @@ _KEEP_SHARE = 10
 """Divisor of the store's size: each process keeps at most one tenth of the whole store for reuse."""
 
 _PATIENCE_S = 0.25
-"""Longest wait in seconds for room in a full store, as other processes may soon release values."""
+"""Longest wait in seconds for room in a full store; other processes may release values during this wait."""
 
 _LOOK_AGAIN_S = 0.01
 
@@ -111,7 +111,7 @@ class _File:
 
 @dataclass(eq=False, slots=True)
 class _End:
-    """Object that closes a file, or keeps the file for reuse, when it is itself released."""
+    """Object that closes a file, or keeps the file for reuse, when the object is released."""
 
     file: _File
 
@@ -121,7 +121,7 @@ class _End:
 
 @dataclass(eq=False, slots=True)
 class _Owner:
-    """Owner of a segment's file, which ends with its segment.
+    """Owner of a segment's file. The owner is released with the segment.
 
     A garbage collection calls the `__del__` of all objects of a cycle before it releases them, and the
     `__del__` of a user's object may still read the segment. So `__del__` leaves the file to a new object,
@@ -193,8 +193,8 @@ class Segment(Uncopied):
         """Move the segment to disk if only this process has it and does not map it. Return True on success.
 
         The descriptor keeps its number, and then refers to the file on disk. If a thread opens the segment
-        during the move, the segment stays in memory. Children that the program itself forks share the open
-        file, and go unseen.
+        during the move, the segment stays in memory. A use of the segment by children that the program itself
+        forks is not detected, because such children share the open file.
 
         Args:
             account: budget of the session's shared memory.
@@ -212,9 +212,9 @@ class Segment(Uncopied):
         file = spilling.make_file(account.folder, span)
         try:
             spilling.copy(self._file.fd, file, account.folder, span.size_bytes)
-            # The memory is freed and subtracted from the account under one lock. Otherwise another process
-            # could count in between, and the memory would be subtracted twice. The code does not wait for
-            # `_moving`, as the thread with that lock may run a garbage collection that needs `lock`.
+            # The memory is freed and subtracted from the account under one lock. With two locks, another
+            # process could count between them, and the memory would be subtracted twice. The code does not
+            # wait for `_moving`, as the thread with that lock may run a garbage collection that needs `lock`.
             with lock, account.locked():
                 if not _moving.acquire(blocking=False):
                     return False
@@ -238,9 +238,9 @@ class Segment(Uncopied):
             return True
 
     def unmap_idle(self) -> int:
-        """Release the mapping that readers share, unless a reader still uses an array in the mapping.
+        """Release the mapping that readers share, unless a reader still uses an array (view) in the mapping.
 
-        Return the number of such arrays (views) so far.
+        Return the number of views that readers have received so far.
         """
         with _moving:
             mapping = self._file.mapping
@@ -262,8 +262,8 @@ class Segment(Uncopied):
             if file.mapping is not None and not private:
                 return memoryview(file.mapping)
             # A mapping keeps its open file, and so the file's lock. A received segment thus stays locked
-            # while an array uses it. The writer maps a second open file, as the writer releases the lock on
-            # the first open file.
+            # while an array uses it. The process that wrote the segment maps a second open file, because it
+            # releases the lock on the first open file.
             fd = self.open_fd() if file.pool is not None else file.fd
             try:
                 with _explained:
@@ -369,7 +369,7 @@ class SegmentPool:
                 continue
             locks.share(kept.fd, kept.span)
             if kept.memory is None:
-                # Without a mapping, for example for lack of descriptors, the segment is written by system
+                # If the segment can't be mapped, for example for lack of descriptors, it is written by system
                 # calls.
                 with contextlib.suppress(OSError):
                     kept.memory = mmap.mmap(kept.fd, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)

@@ -84,7 +84,8 @@ def make_file(folder: str, span: Span) -> int:
             raise OutOfDiskError(_full_text(folder, size))
         with tempfile.TemporaryFile(prefix=PREFIX, dir=folder, buffering=0) as file:
             os.ftruncate(file.fileno(), size)
-            # The lock belongs to the open file, and this file outlives the descriptor that is closed here.
+            # The lock belongs to the open file, which stays open when this descriptor is closed, because
+            # another descriptor refers to it.
             share(file.fileno(), span)
             return os.dup(file.fileno())
 

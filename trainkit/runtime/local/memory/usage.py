@@ -26,8 +26,8 @@ class OpenSegment(NamedTuple):
 
     Attributes:
         path: path by which the segment can be opened.
-        locked: True if the open file has a lock. The file's process then uses the segment, and does not only
-            keep it for reuse.
+        locked: True if the open file has a lock, which means that the process uses the segment and does not
+            only keep it for reuse.
     """
 
     pid: int
@@ -60,9 +60,9 @@ def _link_of(session: int | None) -> str:
 def opened(segment: OpenSegment, session: int) -> Iterator[int]:
     """Yield a new descriptor of a segment while the block runs.
 
-    The process may have opened a different file at the descriptor's number meanwhile. So the file is checked
-    first, by a descriptor that allows no access. If a descriptor that allows access were closed, this process
-    would lose its own POSIX locks on that file.
+    Meanwhile, the other process may have opened a different file at the descriptor's number. So the file is
+    first checked through a descriptor that allows no access. Closing a descriptor that allows access would
+    release this process's own POSIX locks on the file.
 
     Raises:
         FileNotFoundError: the process has closed the descriptor.
@@ -136,7 +136,7 @@ def holders(
     return {
         inode: (size, users.get(inode, set()))
         for inode, size in sizes.items()
-        # Without a session, segments in sockets could belong to any program and are left out.
+        # If `session` is None, segments in sockets are left out, because they could belong to any program.
         if session is not None or inode in users
     }
 

@@ -36,7 +36,7 @@ _SIGN = MARK[:1]
 
 @dataclass
 class RepeatedLine:
-    """Line that was shown, with the number of its later repetitions by other workers.
+    """Line that was shown, with the number of later repetitions of the line by other workers.
 
     Attributes:
         source: number of the worker whose line was shown.
@@ -104,7 +104,7 @@ class LineDeduplicator:
         """Return the repeated lines that must be shown now.
 
         A line is due 5 s after it was first shown, or, if it was repeated only once, 1 s after its
-        repetition. Lines that were first shown 5 s ago are no longer tracked.
+        repetition. After these 5 s, the line is no longer tracked.
         """
         over = [key for key, known in self._shown.items() if known.since + WINDOW_S <= now]
         found = [known for known in map(self._shown.pop, over) if known.count]
@@ -218,7 +218,7 @@ class SessionLogs:
         root.mkdir(mode=0o700, exist_ok=True)
         for folder in (root, root.parent) if settings.log_dir_is_own() else (root,):
             if folder.stat().st_uid != os.getuid():
-                # Another user may own the parent folder if all users can write to it.
+                # The parent folder may belong to another user if all users can write to the folder.
                 raise PermissionError(f"{folder} belongs to another user: set {LOG_DIR} to your own")
         folder = root / self._name
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -255,10 +255,9 @@ class OutputPipe:
 
     Args:
         fd: the reading end, which this object owns from now on.
-        on_lines: function called with each batch of whole lines, as a terminal would finally show
-            them, and with the name of the function that printed the lines; None instead of a name
-            means the worker's own name.
-        on_bytes: function called with the printed bytes as they arrive.
+        on_lines: function called with each batch of whole lines, as a terminal would finally show the lines,
+            and with the name of the function that printed them. None means the worker's own name.
+        on_bytes: function called with the printed bytes as soon as they arrive.
     """
 
     def __init__(

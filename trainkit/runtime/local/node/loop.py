@@ -13,7 +13,9 @@ from trainkit.runtime.local.wire.channel import Connection, Frame
 from trainkit.runtime.serialize import Packed
 
 After = Callable[[float, Callable[[], None]], bool]
-"""Type of `Loop.after`, which schedules a call of a function after some seconds, if not scheduled already."""
+"""Type of `Loop.after`, which schedules a call of a function after some seconds unless the call is scheduled
+already.
+"""
 
 
 class Loop:
@@ -80,7 +82,7 @@ class Loop:
         self._backlogged.pop(conn.fileno(), None)
 
     def end(self, conn: Connection) -> None:
-        """Close `conn`, if the other end has not closed it yet."""
+        """Close `conn`, unless the process at the other end has closed it already."""
         if not conn.closed:
             self.forget(conn)
         conn.close()
@@ -138,7 +140,10 @@ class LoopConnection(Connection):
 
 
 def try_send(conn: Connection, kind: int, call_id: int, body: Packed) -> None:
-    """Send a frame to a process that may have ended. Errors are ignored, as other code notices the end."""
+    """Send a frame to a process that may have ended.
+
+    Errors are ignored, because other code handles the end of the process.
+    """
     with contextlib.suppress(OSError):
         conn.send(kind, call_id, body)
 

@@ -1,8 +1,8 @@
 """Monitor of the workers' memory, which kills a worker that uses more than its limit.
 
-The limit applies to the anonymous pages and swap of a worker and all its descendants. A page that several of
-these processes share counts once. Pages that the worker shares with its template (the process from which it
-was forked) don't count. Objects in shared memory have a separate limit.
+The limit applies to the anonymous pages and swap of a worker and all its descendants. A page that a worker
+and its descendants share counts once. Pages that the worker shares with its template (the process from which
+it was forked) don't count. Objects in shared memory have a separate limit.
 
 Finding shared pages is slow, as the kernel must walk over all pages of a process. So shared pages are only
 searched if the total size, which the kernel reports at once, is above the limit.
@@ -42,8 +42,8 @@ def needs_a_look(limit_bytes: float, gross_bytes: int, last: MemorySample | None
     """Return True if a worker may be above its limit, so that an exact measurement is due.
 
     After an exact measurement below the limit, the next measurement is due when the worker has grown by half
-    of the remaining room. A further measurement is also due after a second, as a write to a shared page gives
-    the worker its own copy without growth of the total.
+    of the remaining room. After a second, a further measurement is always due, because a write to a shared
+    page gives the worker its own copy of the page, and the total size does not change.
     """
     if gross_bytes <= limit_bytes:
         return False
@@ -115,8 +115,9 @@ def _net_bytes(family: Sequence[int]) -> int:
     """
     template = process.parent(family[0])
     shared, forked = process.own_share_bytes(template), process.command_line(template)
-    # The kernel counts 1/n of a page for each of the n processes that share it. The template is one of these
-    # processes. So the sum of each fork also contains the template's sum, which is subtracted.
+    # For a page that n processes share, the kernel counts 1/n of the page in each process. The template is
+    # one of the n processes. So the sum of each worker forked from it also contains the template's sum, which
+    # is subtracted.
     return sum(
         max(0, process.own_share_bytes(pid) - shared * (process.command_line(pid) == forked))
         for pid in family

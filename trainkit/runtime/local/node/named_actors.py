@@ -1,8 +1,8 @@
 """Named and detached actors of a session.
 
-The node keeps a detached actor alive by its own connection, as handles keep other actors alive. A process
-that looks up an actor by name may send one end of a new connection with its request. The node forwards this
-end of the connection to the actor's process as soon as the process exists.
+Handles keep other actors alive; a detached actor is kept alive by a connection of the node. A process that
+looks up an actor by name may send one end of a new connection with its request. The node forwards this end of
+the connection to the actor's process as soon as the process exists.
 """
 
 from __future__ import annotations

@@ -47,7 +47,9 @@ LOG = "node.log"
 """File in the session's folder for the node's output after the driver has ended."""
 
 _LOOK_S = 1.0
-"""Interval for serving the queue even if no resources became free, as requests block others temporarily."""
+"""Interval for serving the queue even if no resources became free, because a request blocks other requests
+only for a limited time.
+"""
 _LAST_WORDS_S = 0.25
 """Time for which the node outlives the last detached actor, so that callers can ask how the actor ended."""
 _GRACE_S = 2.0
@@ -55,7 +57,7 @@ _GRACE_S = 2.0
 
 
 class Parts:
-    """Objects that make the node's decisions, created and connected here.
+    """Objects that make the node's decisions. This class creates and connects them.
 
     Args:
         session: record of the session and its driver.
@@ -127,8 +129,8 @@ class Node:
     def __init__(self, session: records.SessionRecord, driver: socket.socket) -> None:
         self._session = session
         # The pidfd reports the driver's end even if a child of the driver keeps the driver's socket open. The
-        # pidfd is opened before the session's folder is made. Otherwise the folder would stay behind if the
-        # driver had ended already.
+        # pidfd is opened before the session's folder is made. If the folder were made first, it would stay
+        # behind if the driver had ended already.
         self._driver_pidfd = _pidfd(session)
         self._loop = loop = Loop()
         self._clients = clients = Clients(loop, self._dispatch)
@@ -257,15 +259,15 @@ class Node:
         self._loop.stop()
 
     def _told_to_end(self) -> None:
-        """Handle a signal, which stays pending so that workers see that the
-        whole session received the signal.
+        """Handle a signal. The signal stays pending, so that workers see that the whole session received the
+        signal.
         """
         seen = signal.sigpending()
         self._loop.unwatch(self._pending_fd)
         self._loop.after(signals.KEPT_S, lambda: self._take_pending(seen))
 
     def _take_pending(self, seen: set[signal.Signals]) -> None:
-        # A signal that arrived after the first signal is kept for the same time.
+        # A signal that arrives after the first signal stays pending for the same time.
         self._is_told_to_end |= signal.SIGTERM in seen
         signals.take_pending(seen)
         self._loop.watch(self._pending_fd, self._told_to_end)
@@ -301,8 +303,8 @@ class Node:
     def _may_stay(self) -> bool:
         """Record the program's end in the session's folder, and redirect output to a file.
 
-        Return False if a file can't be written. Output is redirected because a reader of the program's output
-        waits until all processes have closed it.
+        Return False if a file can't be written. The node's output is redirected because a reader of the
+        program's output, such as a pipe, waits until all processes have closed the output.
         """
         try:
             self._server.write_card()
@@ -360,8 +362,8 @@ class Node:
             sys.stderr.write(f"trainkit: these processes could not be ended: {stuck}\n")
             return
         self._processes.drain()
-        # After `trainkit stop`, a living driver removes the folder itself, as it first reads from the folder
-        # which process ended the session.
+        # After `trainkit stop`, a living driver removes the folder itself. Before that, it reads from the
+        # folder the name of the process that ended the session.
         if self._session.driver_gone or not sessions.ended_by(self._session.folder):
             process.remove_folder(self._session.folder)
 
@@ -370,5 +372,5 @@ def _pidfd(session: records.SessionRecord) -> int:
     try:
         return os.pidfd_open(session.driver_pid)
     except ProcessLookupError:  # the driver has ended already, so no session is needed
-        process.remove_folder(session.folder)  # the driver may have made the folder
+        process.remove_folder(session.folder)  # the folder may exist already, as the driver may have made it
         os._exit(0)

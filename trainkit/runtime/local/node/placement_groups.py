@@ -138,16 +138,16 @@ class PlacementGroups:
         return self.machine.is_overdrawn("CPU")
 
     def that_hold_up(self, line: Sequence[Request], leases_end: bool = False) -> list[Request]:
-        """Return the requests that block later requests, and all requests for the same
-        resources as a blocking request.
+        """Return the requests that block later requests, and also all requests for the same resources as
+        these requests.
         """
         oldest = {request.kind: request for request in reversed(line)}
         kinds = {kind for kind, request in oldest.items() if self.holds_up(request, leases_end)}
         return [request for request in line if request.kind in kinds]
 
     def holds_up(self, request: Request, leases_end: bool = False) -> bool:
-        """Return True if a waiting request blocks later requests, as the resources that
-        it lacks will be free soon.
+        """Return True if a waiting request blocks later requests. A request blocks later requests if the
+        resources that it lacks will be free soon.
 
         Args:
             request: the waiting request.

@@ -14,12 +14,14 @@ from trainkit.runtime.local.wire.messages import Reclaim, RequestLease
 
 _MOMENT_S = 0.005
 _INSIST_S = 0.05
-"""Waiting time of a request after which all leases are reclaimed, even leases that are probably busy."""
+"""Waiting time of a request after which all leases are reclaimed for it, even leases that are probably
+busy.
+"""
 
 _RELIEVE_S = 1.0
 
 _COUNT_S = 1.0
-"""Longest time for which a count of the free resources waits for the return of idle leases."""
+"""Longest time in seconds that a count of the free resources waits for the return of idle leases."""
 
 
 @dataclass(eq=False)
@@ -65,7 +67,10 @@ class LeaseReclaimer:
             self._after(_MOMENT_S, self._insist)
 
     def _insist(self) -> None:
-        """Reclaim the driver's leases, even busy leases. After a longer wait, reclaim workers' leases too."""
+        """Reclaim the driver's leases, even busy leases.
+
+        If requests still wait after that, reclaim workers' leases too.
+        """
         if not (line := self._in_reach()):  # the return of a lease would not help the waiting requests
             return
         waited = SYSTEM.monotonic() - min(request.since for request in line)
@@ -75,7 +80,9 @@ class LeaseReclaimer:
             self._after(_INSIST_S, self._insist)
 
     def relieve_later(self) -> None:
-        """After a second, reclaim leases if more CPUs are in use than the machine has."""
+        """Schedule a check after a second, which reclaims leases if more CPUs are in use than the machine
+        has.
+        """
         self._after(_RELIEVE_S, self._relieve)
 
     def _relieve(self) -> None:
@@ -100,7 +107,9 @@ class LeaseReclaimer:
         self._after(_COUNT_S, functools.partial(self._count, self._last_count))
 
     def reclaimed(self, client: int, count: int) -> None:
-        """Record that process `client` has returned its idle leases, before free resources are counted."""
+        """Record that process `client` has returned its idle leases, as was requested before a count of the
+        free resources.
+        """
         if count in self._counts:
             owners, _ = self._counts[count]
             owners.discard(client)
@@ -122,7 +131,7 @@ class LeaseReclaimer:
         return owners
 
     def _in_reach(self) -> list[records.Request]:
-        """Return the waiting requests that could be granted soon if all leases were returned."""
+        """Return the waiting requests that could be granted soon if all processes returned their leases."""
         return self._groups.that_hold_up(self._queue.line(), leases_end=True)
 
     def _is_wanted(self, worker: records.WorkerRecord, line: Callable[[], list[records.Request]]) -> bool:

@@ -79,7 +79,7 @@ class SessionRecord:
 
 @dataclass(eq=False, kw_only=True)
 class Request(Demand):
-    """Entry of the queue, which is a request for a worker or a placement group.
+    """Entry of the request queue: a request for a worker or a placement group.
 
     Attributes:
         ready: False while an argument of an actor's constructor is missing, so that other
@@ -131,11 +131,11 @@ class WorkerRecord:
         held_s: time by the monotonic clock at which `allocation` was granted.
         ledger_group: group id and bundle index that `allocation` was taken from; None for the machine.
         lent: CPUs that the worker lends while it waits for other processes; None while it does not wait.
-        lent_out: amount of lent CPUs, in ten-thousandths, that moved from the worker's
-            placement group to the machine.
+        lent_out: amount of lent CPUs that moved from the worker's placement group to the machine, in
+            ten-thousandths of a CPU.
         wanted_back: True if the process that leased the worker was asked to return the lease.
         passed_on: True if the lent CPUs went to a worker that this worker requested while no CPU was free.
-        ending: reason for which trainkit is ending the worker; "" if trainkit isn't ending it.
+        ending: reason for which trainkit is ending the worker; "" if trainkit isn't ending the worker.
         departs: True if the worker has announced that it ends cleanly.
         interrupted: True if the worker must receive SIGINT as soon as its pid is known.
         may_restart: True if the actor may be restarted although trainkit is killing its process.
@@ -182,7 +182,7 @@ class WorkerRecord:
 
     @property
     def kind(self) -> str:
-        """Name that is shared by workers that run the same code."""
+        """Name that all workers that run the same code share."""
         return self.spec.class_name or self.name
 
     @property
@@ -393,7 +393,7 @@ class WorkerExited(NamedTuple):
 
     Attributes:
         heir: number of the process that inherits the worker's actors, groups and requests.
-        in_order: True if the process ended cleanly by itself, as it was not needed any more.
+        in_order: True if the process ended cleanly by itself, because it was no longer needed.
     """
 
     worker: WorkerRecord
@@ -503,7 +503,7 @@ class RequestQueue:
         return [request for request in self._requests if request.ready]
 
     def look_again(self) -> None:
-        """Mark the queue as changed, as elapsed time may allow further grants."""
+        """Mark the queue as changed, because requests that wait for some time may then be granted."""
         self.changed = True
 
     def add(self, request: Request) -> None:
@@ -573,14 +573,16 @@ class RequestQueue:
         for request in [
             request for request in self._requests if request.client == owner and not request.ready
         ]:
-            # The constructor of this detached actor gets errors for missing arguments.
+            # The request belongs to a detached actor, whose constructor gets errors in place of missing
+            # arguments.
             self._make_ready(request)
 
     def refuse(self, request: Request, reason: str, requested: bool = False) -> None:
         """Report to the client that a request, which has left the queue, will never be granted."""
         exit_ = ExitRecord(reason=reason, requested=requested)
         self._publish(RequestRefused(request, exit_))
-        request.first = None  # this closes the connection, and the callers then ask the node for the reason
+        # this closes the actor's first connection, so that callers ask the node for the reason
+        request.first = None
         answer, request.answer = request.answer, None
         if answer is not None:
             answer(WorkerDiedError(f"{request.what} could not be started: {reason}"))

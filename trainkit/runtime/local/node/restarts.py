@@ -7,10 +7,11 @@ An actor lives as long as a process is connected to it. So the node keeps its ow
 actor, called the keeper. The node closes the keeper when the processes with handles have had time to
 reconnect, and the actor's owner has reconnected or released the actor.
 
-The node never unpacks the values of a constructor call. Shared memory in the call can be sent any number of
-times. A handle of a different actor in the call is an open connection, over which the node requests a further
-connection for each restart. The node uses the connection of a pending reference in the same way until the
-value arrives. The node keeps an arrived value for later requests.
+The node never unpacks the values of a constructor call. The node can send shared memory in the call any
+number of times. A handle of a different actor in the call is an open connection, over which the node requests
+a further connection for each restart. A pending reference in the call is also an open connection, and the
+node uses it in the same way until the reference's value arrives. Then the node keeps the value for later
+restarts.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from trainkit.runtime.serialize import Handle, Packed, present
 _GRACE_S = 2.0
 """Time for which the node keeps a restarted actor alive, so that processes with handles can reconnect."""
 _EARLY_S = 1.0
-"""Lifetime below which the death of a process counts as early, which delays the next restart."""
+"""Lifetime of a process below which its death counts as early; an early death delays the next restart."""
 _NODE = 0
 """Number of the node among the session's processes."""
 
@@ -66,8 +67,8 @@ class RestartRecord:
         keeper: the node's own connection to the actor, which keeps the actor alive after a restart.
         let_go: True once the owner has released the actor.
         owner_is_back: True if the owner is connected to the actor's current process.
-        waiting: clients that noticed the end of the actor's process before the node did. Each entry has the
-            client's number, the end of its new connection, and the function that sends the answer.
+        waiting: clients that noticed the end of the actor's process before the node noticed it. Each entry
+            has the client's number, the end of its new connection, and the function that sends the answer.
     """
 
     owner: int
@@ -125,7 +126,8 @@ class Restarts:
         """Restart the actor whose process has ended, with the same resources.
 
         Returns:
-            None if the actor was restarted; the exit record if the actor has ended for good.
+            None if the actor was restarted; the exit record of its last process if the actor has ended for
+            good.
 
         Raises:
             OSError, TrainkitError: no descriptor is left for the restart; the caller may try again.
@@ -332,7 +334,8 @@ class _KeptActor:
             self._known_as = self._known_as._replace(life=answer.life)
 
     def open_fd(self) -> int:
-        return self._conn.open_fd()  # if the actor is dead by now, the receiver asks for the reason
+        # the actor may be dead by now; the receiver then asks the node for the reason
+        return self._conn.open_fd()
 
     def drop(self) -> None:
         self._given_up = True
@@ -406,7 +409,7 @@ class _KeptPromise:
     def drop(self) -> None:
         self._loop.end(self._conn)
         self._never_arrives()
-        # Callbacks may keep `self` alive, so the answer is dropped here.
+        # The answer is dropped explicitly, because callbacks may keep `self` alive.
         answer, self._answer = self._answer, None
         if answer is not None:
             _drop(answer.body)

@@ -47,7 +47,8 @@ class IdleWorkers:
     def take(self, asked: RequestLease) -> records.WorkerRecord | None:
         """Remove and return an idle worker that suits the request `asked`; None if no worker suits."""
         for worker in reversed(self._workers):
-            # The worker used last comes first, as its memory may still be in the CPU's caches.
+            # The most recently used worker is taken first, because its memory may still be in the CPU's
+            # caches.
             if _suits(worker, asked) and not worker.control.closed:
                 self._workers.remove(worker)
                 self._unused = min(self._unused, len(self._workers))
@@ -230,8 +231,9 @@ class ResourceScheduler:
     def worker_exited(self, event: records.WorkerExited) -> None:
         """Handle the requests, leases and groups of a process that has ended.
 
-        After a clean end, the heir gets the process's requests for actors, and also its groups if the process
-        was not an actor; leases of the process are returned. The process's other requests are refused.
+        After a clean end, the heir gets the requests for actors of the ended process, and also its groups if
+        the process was not an actor. Leases of the ended process are returned, and its other requests are
+        refused.
         """
         worker = event.worker
         self._take_back(worker)
@@ -290,8 +292,8 @@ class ResourceScheduler:
     def _share_lent(self, line: Sequence[records.Request]) -> None:
         """Decide whether the machine or the group may use the CPUs that a waiting worker of the group lends.
 
-        The machine gets the CPUs while the worker, directly or through its own workers, waits for a request
-        outside the group. At all other times, the group gets the CPUs.
+        The machine gets the CPUs while the waiting worker, directly or through its own workers, waits for a
+        request outside the group. At all other times, the group gets the CPUs.
         """
         asking: set[int] = set()
         for request in line:

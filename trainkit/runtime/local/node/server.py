@@ -1,8 +1,8 @@
 """Clients of the node, which are the processes of the session and other programs of the user.
 
-Other programs connect to a socket in the session's folder. Only the user can open the folder, and connections
-from programs of other users are refused in any case. An invalid message closes the connection of the program
-that sent it, and has no other effect.
+Other programs connect to a socket in the session's folder. Only the user who owns the session can open the
+folder. In addition, connections from programs of other users are refused. An invalid message closes the
+connection of the program that sent it, and has no other effect.
 """
 
 from __future__ import annotations

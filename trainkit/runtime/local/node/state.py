@@ -26,9 +26,14 @@ from trainkit.runtime.placement import Allocation, Holder, Room, Wait, explain_w
 Rows = list[Row]
 
 _PATIENCE_S = 0.5
-"""Longest wait for the driver's count of unanswered calls. A slower driver is stopped or very busy."""
+"""Longest wait in seconds for the driver's count of unanswered calls.
+
+A driver that takes longer is stopped or very busy.
+"""
 _AGAIN_S = 30.0
-"""Time after which the driver is asked again if its answer is missing, as sending it may have failed."""
+"""Time in seconds after which the driver is asked again if its answer is missing, because the driver may have
+failed to send the answer.
+"""
 
 _LONG_S = 10.0
 """Waiting time after which the process that made a request gets an explanation of the wait."""
@@ -305,7 +310,8 @@ class CallCounts:
             answer([])
             return
         self._waiting.append(answer)
-        # Only one request is sent at a time, so that a stopped driver finds only one when it resumes.
+        # Only one request is sent at a time, so that only one request waits for a stopped driver when the
+        # driver resumes.
         if not self._asked:
             self._asked = True
             self._notify(records.DRIVER, CountCalls())
@@ -313,7 +319,7 @@ class CallCounts:
         self._after(_PATIENCE_S, partial(self._answer, answer, []))
 
     def _ask_again(self) -> None:
-        """Allow a new request to the driver, as the last request was answered or lost."""
+        """Allow a new request to the driver, because the last request was answered or lost."""
         self._asked = False
 
     def counted(self, calls: Mapping[int, int]) -> None:

@@ -48,7 +48,8 @@ class Supervisor:
         """
         worker = self._table.get(worker_id)
         if worker is None:
-            # The queued request of a restartable actor without a process stays if `restart` is True.
+            # If `restart` is True, the queued request of a restartable actor that has no process yet stays in
+            # the queue.
             if not (restart and self._restarts.record(worker_id)):
                 self._queue.withdraw(worker_id)
             exits = self._table.exits
@@ -68,7 +69,9 @@ class Supervisor:
             self._processes.cancel_early(message)
 
     def may_leave(self, serial: int, introduced: int) -> bool:
-        """Return True if an actor without handles may end, as no connection is on its way to the actor."""
+        """Return True if no connection is on its way to an actor without handles, so that the actor may
+        end.
+        """
         worker = self._table.by_serial(serial)
         if worker is None:
             return True
@@ -96,8 +99,8 @@ class Supervisor:
     def query_exit(self, message: QueryExit, answer: records.Answer) -> None:
         """Answer with a worker's exit record, once the worker has ended.
 
-        The client asks because its connection to the worker was closed. If the worker is alive, the answer is
-        an error, which says that the worker had no descriptor left for the connection.
+        A client asks for the exit record because its connection to the worker was closed. If the worker is
+        alive, the answer is an error: the worker had no descriptor left for the connection.
         """
         worker = self._table.settled(message.worker_id)
         exits = self._table.exits
@@ -153,7 +156,7 @@ class Supervisor:
     def _end(self, worker: records.WorkerRecord, exit_: ExitRecord) -> None:
         if worker.is_actor:
             self._table.add_ended(records.actor_row(worker), exit_)
-        # The worker is already removed if its next process could not be started.
+        # If the worker's next process could not be started, the worker is already removed.
         self._table.remove(worker.worker_id)
         self._end_id(records.WorkerEnded(worker.worker_id, exit_, worker))
         _answer_inquiries(worker, exit_)

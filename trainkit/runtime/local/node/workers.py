@@ -48,9 +48,10 @@ def choose(wanted: Imports, existing: Collection[Imports], ready: Collection[Imp
     """Choose the template from which to fork a worker that probably needs the imports `wanted`, and return
     the imports of this template.
 
-    Slow imports take seconds. A template that has all of them is chosen even if it lacks other imports,
-    because a new template would save the worker only tenths of a second. If a template is still importing a
-    heavy package, the worker waits for the template, as its own import would take at least as long.
+    Slow imports take seconds. A template that has all wanted slow imports is chosen even if it lacks other
+    imports, because a new template would save the worker only tenths of a second. If a template is still
+    importing a heavy package, the worker waits for the template, because an import by the worker itself would
+    take at least as long.
 
     Args:
         wanted: imports that the worker probably needs.
@@ -125,7 +126,8 @@ class Templates:
         """
         if imports in self._conns or imports in self._unusable or not self.has_plain:
             return
-        # The template with most of these imports forks the new template, which then has the least to import.
+        # The template that has most of these imports already forks the new template, so that the new template
+        # has the least to import.
         base = max((have for have in self._conns if have <= imports), key=len)
         ours, theirs = socket.socketpair()
         self._add(imports, ours)
@@ -137,7 +139,7 @@ class Templates:
         return list(self._conns.values())
 
     def learn(self, kind: str, imports: Imports) -> Imports:
-        """Record imports that a worker of this kind did itself.
+        """Record the packages that a worker of this kind has imported itself.
 
         Return the imports of a template that suits workers of this kind.
         """
@@ -148,7 +150,7 @@ class Templates:
         return choose(wanted, self._conns, self._ready)
 
     def learned(self, kind: str) -> Imports:
-        """Return the imports that workers of this kind did themselves, if pandas or sklearn is
+        """Return the packages that workers of this kind have imported themselves, if pandas or sklearn is
         among them; else an empty set.
         """
         wanted = self._learned.get(kind, frozenset())
@@ -211,7 +213,9 @@ class WorkerProcesses:
     _starting: dict[int, StartingWorker] = field(default_factory=dict)
     _early: dict[int, list[messages.Cancel]] = field(default_factory=dict)
     _refused: set[int] = field(default_factory=set)
-    """Process numbers of workers that the machine has no resources for at present."""
+    """Process numbers of workers that could not be started yet for lack of memory, processes or
+    descriptors.
+    """
     _refused_templates: set[Imports] = field(default_factory=set)
     _told_refusal: bool = False
     _mute_ends: int = 0
@@ -237,8 +241,8 @@ class WorkerProcesses:
         if message is None or first is None:
             raise TypeError(f"a request without a process cannot be started: {request.what}")
         if event.idle is not None:
-            # If the worker dies now, its caller finds the connection closed and queries the exit by the new
-            # id.
+            # If the worker dies now, its caller finds the connection closed, and asks for the worker's exit
+            # record by the new id.
             try_send(event.idle.control, NOTICE, 0, messages.packed(messages.Connect(), [first]))
             return
         try:
@@ -358,8 +362,8 @@ class WorkerProcesses:
         self._have_plain()
         imports, template = self._templates.for_worker(spec.environment.preload, worker.kind)
         spare = [handle.copy() for handle in handles]
-        # The event is published before the fork, so that waiting connections are sent before the worker
-        # reads.
+        # The event is published before the fork, so that waiting connections are sent before the worker reads
+        # its messages.
         self._publish(records.WorkerStarted(worker))
         # Starting workers are stored by process number, as a worker's id may change with a new lease
         # before the template answers.
@@ -385,7 +389,9 @@ class WorkerProcesses:
             self._mute_ends = 0
         match messages.unpacked(frame.body):
             case messages.ForkFailed(0, _):
-                pass  # the number 0 belongs to a template, whose closed connection reports the failure too
+                # a serial of 0 means the template itself, whose failure is also noticed by its closed
+                # connection
+                pass
             case messages.Forked(serial, pid):
                 self._forked(self._starting.pop(serial).worker, pid)
             case messages.ForkFailed(serial, reason, True) if self._by_pid:
@@ -434,7 +440,7 @@ class WorkerProcesses:
         self._loop.after(_SWEEP_S, self._find_lost)
 
     def _have_plain(self) -> None:
-        """Restart the plain template if it has ended. The new template may end, too.
+        """Start a new plain template if the plain template has ended. The new template may also end.
 
         Raises:
             OSError: the machine is out of memory, processes or descriptors.
@@ -494,7 +500,7 @@ class WorkerProcesses:
         try_send(worker.control, NOTICE, 0, messages.packed(message))
         if worker.pid is not None:
             process.kill(worker.pid, signal.SIGINT)
-        else:  # the worker may be running although its template has not reported its start yet
+        else:  # the worker may be running already, although its template has not reported the start yet
             worker.interrupted = True
 
     def cancel_early(self, message: messages.Cancel) -> None:
@@ -522,7 +528,7 @@ class WorkerProcesses:
             self._ended(pid, status)
 
     def _hear_templates(self) -> None:
-        """Read the messages of all templates, as a template may have ended after forking a worker."""
+        """Read the messages of all templates, because a template may have forked a worker and then ended."""
         for template in self._templates.connections():
             template.try_read()
 
@@ -557,7 +563,7 @@ class WorkerProcesses:
     def _exited(self, worker: records.WorkerRecord, exit_: ExitRecord) -> None:
         heir = self._table.heir(worker)
         self.warm(self._templates.learned(worker.kind))
-        self._close(worker)  # the descriptors are closed first, as a restarted process needs some
+        self._close(worker)  # the descriptors are closed first, because a restarted process needs descriptors
         self._publish(records.WorkerExited(worker, exit_, heir, worker.departs and not exit_.code))
 
     def _close(self, worker: records.WorkerRecord) -> None:

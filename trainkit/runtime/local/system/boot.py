@@ -33,7 +33,9 @@ main(sys.argv[2:])
 
 @dataclass(frozen=True)
 class Boot:
-    """Process that becomes the node when it receives its settings, or else ends with the program.
+    """Process that becomes the node when it receives the session's settings.
+
+    Without settings, the process ends with the program.
 
     Attributes:
         child: handle of the process.
@@ -103,7 +105,7 @@ def take() -> Boot:
     found, _begun = _begun, None
     environ = dict(os.environ)
     if found is not None:
-        # the test fails in a forked child, as its parent owns the node process
+        # in a forked child, the test fails, as the parent owns the node process
         is_own = found.owner == os.getpid()
         if is_own and found.environ == environ and found.child.poll() is None:
             return found
@@ -134,7 +136,8 @@ def _started(environ: Mapping[str, str]) -> Boot:
     # threads. Workers set their own number of threads later.
     own = {**environ, SESSION_MARK: mark, "OPENBLAS_NUM_THREADS": "1"}
     own[TERMINAL] = _terminal()
-    # Heaps of huge pages make training 10% faster. The user's own settings take precedence.
+    # Heaps of huge pages make training 10% faster. If the user has set one of these variables, the user's
+    # value is kept.
     tunables = ("glibc.malloc.hugetlb=1", environ.get("GLIBC_TUNABLES"))
     own["GLIBC_TUNABLES"] = ":".join(filter(None, tunables))
     # The background thread of pyarrow's allocator is off, as pandas would start this thread in a template
@@ -142,7 +145,8 @@ def _started(environ: Mapping[str, str]) -> Boot:
     arrow = (environ.get("JE_ARROW_MALLOC_CONF"), "background_thread:false")
     own["JE_ARROW_MALLOC_CONF"] = ",".join(filter(None, arrow))
     ours, theirs = socket.socketpair()
-    # The process inherits the mask, so that it does not die of a signal before it sets the mask itself.
+    # The new process inherits the signal mask, so that it does not die of a signal before it sets the mask
+    # itself.
     with theirs, signals.held():
         child = subprocess.Popen(
             command(theirs.fileno()),
@@ -164,7 +168,9 @@ def _terminal() -> str:
 
 
 def _raise_descriptor_limit() -> None:
-    """Raise the descriptor limit to its maximum, as the node needs three descriptors for each worker."""
+    """Raise the descriptor limit of this process to its maximum, because the node needs three descriptors for
+    each worker.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -11,7 +11,9 @@ from typing import Any
 from trainkit.runtime.specs import WhereAmI
 
 calling: ContextVar[tuple[Any, ...]] = ContextVar("trainkit_calling", default=(0, ""))
-"""Id (0 without a call) and name of this thread's or coroutine's running call, and optional items."""
+"""Id and name of the call that this thread or coroutine runs, and optional items; the id is 0 if no call is
+running.
+"""
 
 
 class GivenName(str):

@@ -69,7 +69,8 @@ def group_folders(membership: str, mounts: str, controller: str) -> list[PurePos
         if group is None:
             continue
         inside = PurePosixPath(group)
-        # A container may see its own cgroup as the top folder, although the cgroup has its name on the host.
+        # A container may see its own cgroup as the top folder, although the list of memberships shows the
+        # cgroup's name on the host.
         inside = inside.relative_to(root) if inside.is_relative_to(root) else PurePosixPath()
         if ".." in inside.parts:  # the cgroup is outside the visible part of the hierarchy
             inside = PurePosixPath()
@@ -89,7 +90,7 @@ def _cgroup_mounts(mounts: str) -> Iterator[tuple[str, str, int, str]]:
 def _group(membership: str, controller: str) -> str | None:
     """Return the path of a process's cgroup for a version 1 `controller`.
 
-    If `controller` is "", return the path in cgroup version 2, whose line names no controllers.
+    If `controller` is "", return the path in cgroup version 2, whose line has no names of controllers.
     """
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -106,7 +107,7 @@ def _folders(controller: str) -> list[Path]:
 def _read(path: Path) -> str:
     try:
         return path.read_text()
-    except OSError:  # the file is missing, as in the outermost cgroup
+    except OSError:  # the outermost cgroup has no such file
         return ""
 
 
@@ -140,7 +141,9 @@ def gpu_name(index: int, visible: Sequence[str]) -> str:
 
 
 def visible_gpus() -> list[str]:
-    """Return a name for each visible GPU, which is its entry in CUDA_VISIBLE_DEVICES, or else its index."""
+    """Return a name for each visible GPU: the GPU's entry in CUDA_VISIBLE_DEVICES, or its index if the
+    variable is not set.
+    """
     declared = os.environ.get("CUDA_VISIBLE_DEVICES")
     if declared is not None:
         # CUDA ends the list at the first invalid name, such as "" or "-1".

@@ -94,7 +94,7 @@ def use_huge_pages() -> None:
     """Move this process's memory to huge pages, so that a fork copies a much smaller page table.
 
     A process with torch then forks in 1 ms instead of 4 ms. If the kernel is too old or no huge page is free,
-    memory stays in place without harm.
+    the memory stays where it is, which does no harm.
     """
     with open("/proc/self/maps") as file:
         mappings = [line.split() for line in file]
@@ -111,7 +111,8 @@ def remove_folder(folder: Path, *, spared: int | None = None) -> None:
 
     Args:
         folder: the session's folder.
-        spared: pid of a process that continues and whose linked folders stay.
+        spared: pid of a process that continues; folders that belong to this process stay, although the
+            session's folder links to them.
     """
     for link in (folder / ELSEWHERE).glob("*"):
         if not link.name.startswith(f"{spared}-"):
@@ -151,7 +152,8 @@ def _parents() -> list[tuple[int, int]]:
 def _stat(pid: int) -> list[bytes]:
     """Return the fields of /proc/PID/stat, starting with the state."""
     with open(f"/proc/{pid}/stat", "rb") as file:
-        # The name in parentheses may contain any characters, so the fields are counted from its end.
+        # The second field is a name in parentheses, which may contain any characters. So the fields are
+        # counted from the end of the name.
         return file.read().rpartition(b")")[2].split()
 
 
@@ -327,7 +329,7 @@ def exit_code(error: SystemExit) -> int:
 
 
 def is_open(stream: TextIO | None) -> bool:
-    """Return True if a standard stream is usable, as user code may close the stream or set it to None."""
+    """Return True if a standard stream is usable. User code may have closed the stream or set it to None."""
     return stream is not None and not getattr(stream, "closed", False)
 
 
@@ -372,8 +374,8 @@ def finish_program(limit_s: float | None) -> None:
 def _run_threads_exitfuncs() -> None:
     """Call the functions that end executors' threads, as Python does before it waits for threads.
 
-    `concurrent.futures`, loky and similar packages register such functions, without which their threads wait
-    forever.
+    `concurrent.futures`, loky and similar packages register such functions. If the functions were not called,
+    the threads of these packages would wait forever.
     """
     functions = getattr(threading, "_threading_atexits", [])
     while functions:
@@ -406,11 +408,12 @@ def offer_stacks() -> None:
 def stacks(pid: int) -> str | None:
     """Return the Python stacks of a process's threads, with the last call first.
 
-    Return None if the process has ended, belongs to another user, or has not called `offer_stacks`. Without
-    `offer_stacks`, the signal would kill the process, so it is not sent.
+    Return None if the process has ended, belongs to another user, or has not called `offer_stacks`. A process
+    that has not called `offer_stacks` gets no signal, because the signal would kill it.
     """
     try:
-        pidfd = os.pidfd_open(pid)  # this ensures that the file and the signal belong to the same process
+        # with a pidfd, the file and the signal certainly belong to the same process
+        pidfd = os.pidfd_open(pid)
     except OSError:
         return None
     try:

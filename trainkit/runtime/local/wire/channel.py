@@ -3,10 +3,10 @@
     sender ──send()──▶ kernel's buffer ──▶ read_available() ──▶ on_frame(frame)
               └─ full? ─▶ backlog ──flush(), by the background thread──▶ kernel's buffer
 
-A send never blocks, as data that the kernel doesn't accept waits in the backlog. Only one thread at a time
-may read from a connection, under the reading lock. This thread processes every frame that has arrived,
-including frames that other threads wait for. Descriptors are sent beside the bytes, and a frame's header
-contains the number of its descriptors.
+A send never blocks, because data that the kernel doesn't accept waits in the backlog. Only one thread at a
+time may read from a connection, under the reading lock. The reading thread processes every frame that has
+arrived, including frames that other threads wait for. Descriptors are sent beside the bytes, and a frame's
+header contains the number of its descriptors.
 
 Small calls and answers are posted, which means that they may be collected and sent in a batch. A single
 posted entry (call or answer) is sent at once. Entries that follow quickly (a burst) are collected until the
@@ -60,7 +60,7 @@ MOST = 256
 """Maximum number of small calls or answers in one frame, as a larger batch delays the receiver."""
 
 _ALONE_S = 30e-6
-"""An entry that is posted more than this number of seconds after the last batch is sent at once."""
+"""Seconds since the last batch after which a posted entry is sent at once."""
 
 
 class Frame(NamedTuple):
@@ -96,7 +96,7 @@ SHORT_WAIT_S = 60e-6
 """Longest busy wait for an answer, in seconds. Sleeping and waking would take about as long."""
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_FDS_PER_SEND * 4)
 _LOST = -1
-"""Placeholder among received descriptors for descriptors that this process could not open."""
+"""Placeholder for a received descriptor that this process could not open."""
 
 
 class Descriptor:
@@ -190,7 +190,7 @@ class Connection:
         self.reading = threading.Lock()
         self.closed = False
         self.ended = False
-        """True if the other end has finished sending. It may still read."""
+        """True if the process at the other end has finished sending. The process may still read."""
         self._pid = os.getpid()
         self._changed = threading.Condition(threading.Lock())
         self._followers = 0
@@ -216,10 +216,13 @@ class Connection:
         self.on_close()
 
     def on_close(self) -> None:
-        """Handle the end of the connection. This is called once."""
+        """Handle the end of the connection. This method is called once."""
 
     def on_backlog(self) -> None:
-        """Arrange a call of `flush` when the socket becomes writable, as the kernel's buffer is full."""
+        """Arrange a call of `flush` when the socket becomes writable.
+
+        This method is called when the kernel's buffer is full.
+        """
         raise BlockingIOError(errno.EAGAIN, "the connection is full, and no thread flushes it")
 
     def make_batch(self, entries: list[Any]) -> tuple[int, bytes]:
@@ -255,7 +258,7 @@ class Connection:
         if not body.handles and body.size_bytes <= _WHOLE_BYTES:  # most calls take this fast path
             self._send_frame(encoded(kind, call_id, body), [])
             return
-        # Without the guard, Ctrl-C could leave a frame half sent, before the rest is queued.
+        # Without the guard, Ctrl-C could interrupt a half-sent frame before the rest of the frame is queued.
         with InterruptGuard():
             self._send_frame(encoded(kind, call_id, body), _open_all(body.handles))
 
@@ -270,7 +273,7 @@ class Connection:
             rest = self._write(memoryview(data), fds)
             if rest is None:
                 return
-            # A backlog without a call of `on_backlog` would never be flushed, so Ctrl-C is deferred. The
+            # Ctrl-C is deferred, because a backlog without a call of `on_backlog` would never be flushed. The
             # handler of Ctrl-C runs after the lock is released.
             with InterruptGuard(acts=False) as guard:
                 self._backlog.append(rest)
@@ -354,7 +357,7 @@ class Connection:
     def open_further(self) -> int | None:
         """Ask the other process to serve a new connection, and return one end of it; None on failure.
 
-        The connection to the other process must have no other use, as a frame that does not fit at once is
+        This connection must have no other use, because a frame that the kernel does not accept at once is
         dropped.
         """
         ours, theirs = socket.socketpair()
@@ -406,7 +409,7 @@ class Connection:
             self.flush()
 
     def finish_sending(self) -> None:
-        """Shut down sending once the backlog is written. Answers still arrive."""
+        """Shut down sending once the backlog is written. Answers to earlier calls still arrive."""
         self.flush_if_open()
         with self._send_lock:
             if not self._half_closed and not self.closed:
@@ -487,14 +490,14 @@ class Connection:
         self._wake_followers()
 
     def _wake_followers(self) -> None:
-        # A waiting thread counts itself before it checks the reading lock. So this method either sees the
+        # A waiting thread counts itself before it checks the reading lock. So either this method sees the
         # waiting thread, or the waiting thread finds the lock free.
         if self._followers:
             with self._changed:
                 self._changed.notify_all()
 
     def read_all(self) -> None:
-        """Process all arrived frames. One read is not enough, as a read ends at each descriptor."""
+        """Process all arrived frames. Several reads may be needed, because a read ends at each descriptor."""
         with self.reading:
             while self.read_available():
                 pass

@@ -62,9 +62,9 @@ class ActorConduct(NamedTuple):
 
     Attributes:
         is_async: True if calls run on an event loop, as the class has `async def` methods.
-        is_registered: True if the actor has a name. Such an actor asks the node before it ends without
-            handles, as a process may just have found it by name.
-        max_task_retries: default number of retries of a call, which is sent with the actor's handles.
+        is_registered: True if the actor has a name. An actor with a name that has no handles left asks the
+            node before it ends, because a process may just have found it by name.
+        max_task_retries: default number of retries of a call; this number is sent with the actor's handles.
         is_restarted: True if the actor is restarted when its process dies.
     """
 
@@ -86,7 +86,7 @@ class ActorConduct(NamedTuple):
 class ConstructorCall(NamedTuple):
     """Constructor call that is repeated at each restart of an actor.
 
-    The same call is the body of the actor's first frame.
+    The constructor call is also the body of the actor's first frame.
 
     The call's buffers are the buffers of the frame that contains this message, and its handles are the last
     handles of that frame.
@@ -225,8 +225,9 @@ class Departing(NamedTuple):
     """Message that a worker ends cleanly by itself and must not be restarted.
 
     Attributes:
-        stays: True if the process stays until it has sent the results that others wait for. A process that
-            stays counts as ended at once, and gets an answer to this message.
+        stays: True if the process stays until it has sent the results that other processes wait for. The
+            actor of a process that stays counts as ended at once, and the process gets an answer to this
+            message.
         reason: reason for the end of an actor.
     """
 
@@ -314,7 +315,7 @@ class FindGroup(NamedTuple):
 
 
 class AwaitGroup(NamedTuple):
-    """Request to wait until a group is reserved, answered at that time."""
+    """Request to wait until a group is reserved, answered when the group is reserved."""
 
     group_id: int
 
@@ -530,7 +531,9 @@ class ForkFailed(NamedTuple):
 
 
 class Exited(NamedTuple):
-    """Notice that a process that the template process has forked has ended, with its `waitpid` status."""
+    """Notice that a process that was forked from the template process has ended, with its `waitpid`
+    status.
+    """
 
     pid: int
     status: int

@@ -1,7 +1,7 @@
 """Sessions of this user, with their folders and sockets, and a client for their nodes.
 
-The client makes one connection to a node's socket for a few requests. The client's process need not belong to
-a session. The command line uses the client, and so do programs that call an actor of another session.
+The client connects to a node's socket for a few requests. The client's process need not belong to a session.
+The command line uses the client, and programs use it to call an actor of another session.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Session(NamedTuple):
         """True if the session's node is running."""
         if process.environment(self.node).get(SESSION_MARK) == str(self.folder):
             return True
-        # The node's pid differs in another container, so a node also counts as running if it accepts a
-        # connection.
+        # In a different container, the node has a different pid, so a node also counts as running if it
+        # accepts a connection.
         try:
             connect(self.folder).close()
         except NodeDiedError:
@@ -100,7 +100,7 @@ def session_at(folder: Path) -> Session | None:
         card = {"program": "", **json.loads((folder / CARD).read_text())}
         return Session(folder, *(card[name] for name in Session._fields[1:]))
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
-        return None  # the session has ended, or the file is truncated, such as after a machine's crash
+        return None  # the session has ended, or the file is truncated, for example by a crash of the machine
 
 
 def note_end(folder: Path, by: str) -> None:
@@ -253,7 +253,7 @@ class ControlClient(Connection):
             left = None if deadline is None else deadline - SYSTEM.monotonic()
             with InterruptGuard() as guard:
                 self.wait_until(lambda: done() or self.closed, left, guard)
-            if not guard.noted:  # otherwise a handler of Ctrl-C has returned, so wait again
+            if not guard.noted:  # after Ctrl-C, the handler has returned, so the loop waits again
                 return
 
 

@@ -33,8 +33,8 @@ def limit(gpus: Mapping[int, float]) -> None:
     """Limit the GPU memory of this process to the share that it was granted.
 
     Args:
-        gpus: granted share of each GPU, by the GPU's index. Only one share can be below 1, and it then
-            belongs to the first GPU that torch sees.
+        gpus: granted share of each GPU, by the GPU's index. At most one share is below 1, and the GPU with
+            this share is the first GPU that torch sees.
     """
     shares = [share for share in gpus.values() if share < 1]
     if not shares:
@@ -46,7 +46,8 @@ def limit(gpus: Mapping[int, float]) -> None:
 
 
 def _cap(torch: Any, share: float) -> None:
-    # torch delays this call until CUDA is first used, so a process without CUDA never makes the call.
+    # torch delays the call below until CUDA is first used, so a process that does not use CUDA never makes
+    # the call.
     torch.cuda._lazy_call(functools.partial(torch.cuda.set_per_process_memory_fraction, share, 0))
 
 
@@ -72,7 +73,7 @@ class _OnImport(MetaPathFinder):
     def _run(self, execute: Any, module: ModuleType) -> None:
         execute(module)
         if self in sys.meta_path:
-            # A retried import calls this method again, after the first call has removed `self`.
+            # A retried import calls this method again. By then, the first call has already removed `self`.
             sys.meta_path.remove(self)
             _cap(module, self._share)
 
@@ -89,9 +90,9 @@ THREAD_VARIABLES = (
 class Inherited:
     """Changes that give a worker the environment of the process that requested the worker.
 
-    A template (a process from which workers are forked) prepares the changes once for all workers with
-    the same environment. If each worker prepared the changes itself, the worker would first copy the
-    memory pages that it writes to.
+    A template (a process from which workers are forked) prepares the changes once for all workers with the
+    same environment. If each worker prepared the changes itself, it would have to copy the memory pages that
+    it writes to.
 
     Args:
         text: environment of the requesting process as JSON, see `WorkerEnvironment`.
@@ -117,7 +118,7 @@ class TaskOutput(io.BufferedWriter):
     """Standard output or error stream of a worker, which may run several functions in succession.
 
     When a different function begins to print, a mark with the function's name precedes its output. `write` is
-    Python code, so a signal may interrupt it, but no data then enters the buffer twice.
+    Python code, which a signal may interrupt. Even after an interrupt, no data enters the buffer twice.
     """
 
     name_of_function = ""
@@ -209,7 +210,8 @@ def enter_environment(spec: WorkerSpec, inherited: Inherited, out: int, err: int
 def _keep_sockets(session: str) -> None:
     """Put multiprocessing's sockets into the session's folder, which is removed even after kills."""
     folder = os.path.join(session, "pymp")
-    # The kernel refuses longer addresses, and a data loader that can't bind its socket would wait forever.
+    # The kernel refuses addresses that are longer, and a data loader that can't bind its socket would wait
+    # forever.
     if len(os.fsencode(folder)) > LONGEST_SOCKET_FOLDER:
         link = os.path.join(session, ELSEWHERE, "pymp")
         folder = os.path.join(tempfile.gettempdir(), f"pymp-{session[-16:]}")
@@ -232,7 +234,7 @@ def _set_threads() -> None:
         threadpoolctl.threadpool_limits(count, user_api="openmp")
     if "numpy" in sys.modules:
         blas = _first_number(os.environ["OPENBLAS_NUM_THREADS"])
-        if blas > 1:  # OpenBLAS was loaded with one thread, and finding the library takes milliseconds
+        if blas > 1:  # OpenBLAS has one thread already, and finding the library takes milliseconds
             threadpoolctl.threadpool_limits(blas, user_api="blas")
 
 
@@ -243,8 +245,11 @@ def _first_number(setting: str) -> int:
 
 
 def _reseed() -> None:
-    """Reseed the random generators, as forked siblings would otherwise draw the same numbers."""
-    # Python's own generator reseeds itself after a fork. NumPy's seeding is ten times faster with an array.
+    """Reseed the random generators, because forked siblings would draw the same numbers with the same
+    seed.
+    """
+    # Python's own generator reseeds itself after a fork. NumPy's generator is seeded with an array, which is
+    # ten times faster than a number.
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(numpy.frombuffer(os.urandom(16), numpy.uint32))

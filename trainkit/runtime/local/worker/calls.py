@@ -164,8 +164,8 @@ class Calls:
         codec: packer of results.
         waiter: object that waits for arguments.
         node: client of the node, which receives the name under which the actor's output is shown.
-        parted: function that keeps a connection until its answers are written. It is called after an answer
-            to a caller that sends no more calls.
+        parted: function that keeps a connection until its answers are written. The function is called after
+            an answer to a caller that sends no more calls.
 
     Attributes:
         instance: the actor's object.
@@ -207,7 +207,7 @@ class Calls:
     def require_parent(self, what: str, error: BaseException | None = None) -> None:
         """End this process if user code in `what` forked it.
 
-        The user code has returned, or has raised `error`.
+        `error` is the exception that the user code has raised; None if the code has returned.
         """
         if self.is_fork:
             end_fork(what, error)
@@ -231,7 +231,7 @@ class Calls:
             start = 0.0
             if isinstance(target, str):
                 function = self.bound(target)
-                # The variable is set to the call itself, as a new tuple would double the cost.
+                # The context variable is set to the call itself, because a new tuple would double the cost.
                 calling.set(call)
             else:
                 function = self._functions.get(target)
@@ -303,8 +303,8 @@ class Calls:
     ) -> None:
         """Run and answer an unpacked call.
 
-        The frame of this method marks where user code begins, so it must call user code
-        directly; see `_BOUNDARY`.
+        The frame of this method marks where user code begins. So the method must call user code directly; see
+        `_BOUNDARY`.
         """
         calling.set((call_id, method if name is None else GivenName(name)))
         if kind == channel.CALL and definition is not None:
@@ -357,7 +357,7 @@ class Calls:
             return
         try:
             text = repr(instance)
-        except Exception:  # an error of the user's `__repr__` only costs the actor this name
+        except Exception:  # if the user's `__repr__` raises an error, the actor keeps its default name
             traceback.print_exc()
             return
         self._node.tell(ShownAs(text.partition("\n")[0][:_LONGEST_NAME]))
@@ -373,7 +373,7 @@ class Calls:
                     self.require_wanted(call_id, method)
         finally:
             close = getattr(items, "close", None)
-            if close is not None:  # closing the generator here runs its `finally` blocks now
+            if close is not None:  # closing the generator runs its `finally` blocks at once
                 close()
 
     def forget_cancelled(self, call_id: int) -> bool:
@@ -392,7 +392,7 @@ class Calls:
         """
         self.cancelled[call_id] = recursive
         if len(self.cancelled) > _CANCELLED_KEPT:
-            # A cancellation stays here if it arrives after its call has ended.
+            # A cancellation that arrives after its call has ended is not removed from `cancelled`.
             for stale in list(self.cancelled)[: -_CANCELLED_KEPT // 2]:
                 self.cancelled.pop(stale, None)
 
@@ -429,7 +429,8 @@ class Calls:
             failure = self._codec.store(failure)
         if kind == channel.INIT:
             self._failed = failure
-            if not isinstance(error, TaskError):  # the error is printed, as perhaps no later call reports it
+            # the error is printed, as perhaps no later call is made that would report it
+            if not isinstance(error, TaskError):
                 sys.stderr.write(f"{formatted(error)}\n")
         return [(channel.FAILURE, failure)] * max(1, count)
 
@@ -489,7 +490,7 @@ class Calls:
         function = self._functions.pop(definition.id, None)
         if function is None:
             function = interruptible(self._waiter.get([definition], None)[0])
-        # The function moves to the end of the cache, as the first entry is dropped first.
+        # The function moves to the end of the cache, because the entry at the front is dropped first.
         self._functions[definition.id] = function
         if len(self._functions) > _FUNCTIONS_KEPT:
             del self._functions[next(iter(self._functions))]

@@ -28,7 +28,7 @@ def break_at(frame: FrameType, path: str) -> None:
         RuntimeError: the terminal is missing.
     """
     debugger = _debugger(path, threading.get_ident())
-    sys.settrace(None)  # a debugger that is already active would stop in its own code
+    sys.settrace(None)  # if a debugger is active already, it would stop in its own code
     debugger.set_trace(frame)
 
 
@@ -61,7 +61,7 @@ def _debugger(path: str, thread: int) -> Any:
             try:
                 return super().trace_dispatch(*args)
             finally:
-                # If no further stop is set, the code resumes, so the terminal is released.
+                # If the user has set no further stop, the code resumes, so the terminal is released.
                 if self.stopframe is self.botframe and not self.stdin.closed:
                     self.stdin.close()
 

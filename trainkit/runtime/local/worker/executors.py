@@ -190,8 +190,8 @@ class AsyncioExecutor:
 
     The main thread's event loop runs the constructor and the methods without a group. This event loop also
     serves the connections, unless the actor has concurrency groups. With concurrency groups, each group has
-    an event loop in its own thread, and a further thread serves the connections. So a blocking method stops
-    only the methods of its group.
+    an event loop in its own thread, and a further thread serves the connections. So with concurrency groups,
+    a blocking method stops only the methods of its group.
 
     Calls of a group begin in their order of arrival. A coroutine method runs as an asyncio task. An
     asynchronous generator runs as a task that sends the yielded values. A plain method blocks the
@@ -421,7 +421,7 @@ class AsyncioExecutor:
             else:
                 for item in items:
                     self._calls.send_item(call.conn, call.frame.call_id, item, call.method)
-                    # The pause lets other calls run, and lets this call be cancelled.
+                    # During the pause, other calls can run, and this call can be cancelled.
                     await self._asyncio.sleep(0)
         finally:
             if hasattr(items, "aclose"):

@@ -40,7 +40,9 @@ from trainkit.runtime.specs import Interface
 
 _FLUSH_S = 10.0
 _LONG_S = 0.02
-"""Run time of a call after which the tasks queued behind it are returned, for other workers to run."""
+"""Run time of a call after which the tasks in the queue are returned to their owner, so that other workers
+run them.
+"""
 
 
 def run_worker(spec: messages.WorkerSpec, inherited: Inherited, fds: Sequence[int]) -> None:
@@ -142,11 +144,11 @@ class _Worker:
         self._parted: list[CallerConnection] = []
         self._parting = threading.Lock()
         self._queue: deque[tuple[CallerConnection, ArrivedCall]] = deque()
-        # Calls to a restarted actor may arrive before its constructor call, and then wait in this list.
+        # Calls to a restarted actor may arrive before its constructor call. Such calls wait in this list.
         self._early: list[tuple[CallerConnection, ArrivedCall]] | None = [] if spec.is_actor else None
         self._leaving = False
         self._introduced = 0
-        # Connection that handles of the worker's own actor use in this process.
+        # Connection for handles of this worker's actor that are in this process itself.
         self._own_conn: _Connection | None = None
         self._waited_at = 0.0
         self._waiting = False  # True while the main thread waits for other processes
@@ -196,7 +198,8 @@ class _Worker:
             self.connect(socket.socket(fileno=handle.take()))
 
     def _is_cancelled(self) -> bool:
-        # The main thread, which normally reads messages, may be busy with the call itself.
+        # The background thread watches the connection too, because the main thread, which normally reads it,
+        # may be busy with the call.
         self._node.try_read()
         return calling.get()[0] in self._calls.cancelled
 
@@ -210,7 +213,7 @@ class _Worker:
             return known, interface
         own = self._own_conn
         if own is not None and self._conns.get(own.fileno()) is own:
-            # This read closes the connection if no earlier handle uses it any more.
+            # Reading the connection closes it if no earlier handle uses it any more.
             self._read_caller(own.fileno())
             self.wake()  # the main thread must run the calls that were read
         with channel.descriptors_explained:
@@ -260,7 +263,7 @@ class _Worker:
             return True
         self._returns_slow = True
         for conn in list(self._conns.values()):
-            # Tasks that the owner still sends must be returned too.
+            # Tasks that the owner sends from now on must be returned too.
             self._background.watch(conn, channel.SLOW)
             conn.try_read()
         self._return_unbegun(channel.SLOW)
@@ -330,7 +333,8 @@ class _Worker:
 
     def _turn(self) -> bool:
         self._calls.require_parent(self._spec.name)  # this process may be a fork that a coroutine made
-        self._main = threading.get_ident()  # with concurrency groups, a different thread runs this method
+        # this may not be the main thread: with concurrency groups, a different thread serves
+        self._main = threading.get_ident()
         return self._read(0) and self._begin()
 
     def depart(self, reason: str) -> None:
@@ -347,7 +351,8 @@ class _Worker:
             self._node.tell(departing)
             return
         with contextlib.suppress(NodeDiedError):
-            # The node must know the reason before the connections close, as callers then ask for it.
+            # The node must know the reason before the connections close, because callers ask for the reason
+            # when their connection has closed.
             self._waiter.get_without_lending(self._node.ask(departing))
         self._calls.forget()
         for fd, conn in list(self._conns.items()):  # later calls fail, as the actor has ended
@@ -395,11 +400,12 @@ class _Worker:
             return False
 
     def _read(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` seconds (-1: no limit) for data, then read the connections that have data.
+        """Wait up to `timeout_s` seconds for data, then read the connections that have data; -1 means no
+        limit.
 
         Return False if the node has ended.
         """
-        # Only a serial executor may poll busily, as other executors' threads need the CPU.
+        # Only the serial executor allows a busy poll, because the threads of other executors need the CPU.
         looks = timeout_s < 0 and isinstance(self._runner, SerialExecutor)
         for fd, _ in (self._arrived_shortly() if looks else []) or self._poll.poll(timeout_s):
             if fd == self._node.fileno():
@@ -432,7 +438,8 @@ class _Worker:
         conn = self._conns.get(fd)  # `conn` is None if another thread has just read the connection's end
         if conn is not None and conn.try_read() and conn.ended and self._conns.pop(fd, None) is conn:
             self._poll.unregister(fd)
-            # The queued calls and, while answers are unsent, `_parted` keep the connection alive.
+            # The queued calls keep the connection alive. While answers are unsent, `_parted` also keeps it
+            # alive.
             with self._parting:
                 self._parted = [other for other in [*self._parted, conn] if other.has_backlog]
 

@@ -18,7 +18,10 @@ from trainkit.runtime.local.worker.calls import ArrivedCall, CallerConnection, C
 
 _RUNTIME = str(Path(runtime.__file__).resolve().parent) + os.sep
 _BOUNDARY = frozenset({Calls.carry_out.__code__, Calls.run_small.__code__, Calls.stream.__code__})
-"""Code objects of the methods that call user code. Later frames of trainkit are called by user code."""
+"""Code objects of the methods that call user code.
+
+If frames of trainkit come after them in a stack, user code has called trainkit.
+"""
 _AGAIN_S = 0.001
 
 
@@ -62,11 +65,11 @@ class Interruption:
         running = calls.running
         if os.getpid() != self._pid:
             return  # a forked child ignores the signal
-        # A call is interrupted only once, so that its `finally` completes.
+        # A call is interrupted only once, so that its `finally` blocks complete.
         if not running or running == calls.interrupted:
             self.missed = True
             return
-        # If the handler gets no frame, waiting code of trainkit, such as `get`, has called it.
+        # If the handler has no frame, it was called by code of trainkit that waits, such as `get`.
         can_be_caught = _is_users(frame) if frame is not None else _is_in_call(sys._getframe())
         if not can_be_caught:
             # `_thread` is used because the interrupted code may hold a lock of the `threading` module.
@@ -108,7 +111,7 @@ def _is_in_call(frame: FrameType) -> bool:
     """
     while frame.f_back is not None and frame.f_code not in _BOUNDARY:
         frame = frame.f_back
-    # The stack of a greenlet starts with the greenlet's own function.
+    # The stack of a greenlet starts with the greenlet's own function, so the search may end without a result.
     return frame.f_code in _BOUNDARY or frame.f_code.co_name != "<module>"
 
 

@@ -47,7 +47,8 @@ def run_template(sock: socket.socket, lifeline: int, preload: frozenset[str]) ->
     process.set_name(_NAME)
     prepare()
     template = _Template(sock, lifeline)
-    # Garbage collection would visit all modules repeatedly, which takes a third of torch's import time.
+    # Garbage collection is off during imports, because it would visit all modules repeatedly, and take a
+    # third of torch's import time.
     gc.disable()
     try:
         for package in sorted(preload, key=lambda name: (name not in PRELOADS, name)):
@@ -137,8 +138,7 @@ class _Template:
             case messages.ForkWorker(spec) if lost is not None:
                 self.tell(messages.ForkFailed(spec.serial, lost.why))
             case _ if lost is not None:
-                # The request is ignored if the descriptor of the new template's socket or of the log file was
-                # lost, as nothing can be done without it.
+                # A request is ignored if its descriptor was lost: the new template's socket or the log file.
                 pass
             case messages.ForkWorker(spec):
                 inherited = self._inherited_by(spec)
@@ -180,8 +180,9 @@ class _Template:
             process.set_name(name)
             if serial:
                 process.die_with_writer(self._lifeline)
-                # The child, not the template, sends the message `Forked`. If the template sent it and died
-                # just before, the node would request the same worker from a different template.
+                # The child, not the template, sends the message `Forked`. If the template had to send the
+                # message and died before sending it, the node would request the same worker from a different
+                # template.
                 self._conn.announce(messages.Forked(serial, os.getpid()))
             else:
                 process.die_with_parent(parent)
