@@ -65,9 +65,9 @@ class TuneConfig(Settings):
             time budget, a stopper or Ctrl-C ends the experiment, or no untried configuration is left.
         max_concurrent_trials: maximum number of trials that run at once; None or 0: as many as the resources
             allow.
-        time_budget_s: seconds, or a timedelta, for one call of `fit`. After this time, a running trial stops
-            at its next report. A trial that does not report is interrupted after half of the grace time
-            $TRAINKIT_STOP_GRACE_S (default 5 seconds), and killed after the whole grace time.
+        time_budget_s: seconds, or a timedelta, for one call of `fit`. When the budget is spent, a running
+            trial stops at its next report. A trial that does not report is interrupted after half of the
+            grace time $TRAINKIT_STOP_GRACE_S (default 5 seconds), and killed after the whole grace time.
         reuse_actors: True: a new trial runs in the process of an ended trial, instead of a new process.
             Thousands of short trials then take only a fraction of the time, but a trial sees global state
             that earlier trials left in the process.
@@ -75,9 +75,9 @@ class TuneConfig(Settings):
         trial_dirname_creator: function that receives a `Trial` and returns the name of its folder.
         seed: seed of searcher, scheduler and trials; None: a random seed, stored in the experiment file.
         trial_timeout_s: seconds, or a timedelta, that each attempt of a trial may take once it has its
-            resources. After this time the trial is killed and counts as failed.
+            resources. A trial that takes longer is killed and counts as failed.
         allow_duplicates: False: a configuration that repeats an earlier configuration is sampled again; if no
-            new configuration is found, the experiment ends. num_samples still repeats a grid.
+            new configuration is found, the experiment ends. With False, `num_samples` still repeats a grid.
         strict_metric_checking: True: if the first report spells the metric differently, the experiment ends
             with an error; a trial that never reports the metric fails. False: a trial may report the metric
             late or never.
@@ -122,7 +122,7 @@ class TuneConfig(Settings):
         require_whole("seed", self.seed, 0, optional=True)
         for name in ("reuse_actors", "allow_duplicates", "strict_metric_checking"):
             require_one_of(name, getattr(self, name), (True, False, None))
-        # This line turns a NumPy integer into an int.
+        # The value may be a NumPy integer, so it is converted to an int.
         for name in ("num_samples", "max_concurrent_trials", "seed"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else int(value))
@@ -166,8 +166,8 @@ class RunConfig(Settings):
             address such as "s3://bucket/experiments", the experiment is kept in the default local folder and
             copied to the address while it runs.
         storage_filesystem: an fsspec file system for `storage_path`, or a `tune.syncer.Syncer`; with a
-            Syncer, existing experiments at the address are not detected. None: the local file system, or the
-            file system of the address.
+            Syncer, existing experiments at the address are not detected. None: the file system of
+            `storage_path`.
         failure_config: policy for failed trials.
         checkpoint_config: rules for saving and keeping checkpoints.
         sync_config: settings of the copy at the address of `storage_path`.
@@ -270,11 +270,13 @@ _PARTS: Mapping[str, tuple[type, str]] = {
     "checkpoint_config": (CheckpointConfig, "tune.CheckpointConfig(num_to_keep=2)"),
     "sync_config": (SyncConfig, "tune.SyncConfig(sync_period=5)"),
 }
-"""Required class of each RunConfig setting that is an object, with an example for the error message."""
+"""Class that each RunConfig setting for an object requires, with an example for the error message."""
 
 
 def _flat(rule: Any) -> Any:
-    """Return a stop rule with nested bounds flattened like reports; return other rules unchanged."""
+    """Return a stop rule whose nested bounds have flat names, as in reports; return other kinds of rules
+    unchanged.
+    """
     nested = isinstance(rule, Mapping) and any(isinstance(bound, Mapping) for bound in rule.values())
     return flatten(rule) if nested else rule
 

@@ -32,14 +32,14 @@ CLOSER = (0.1, 0.02)
 
 _ROOT_2PI = math.sqrt(2 * math.pi)
 _FAR = -25.0
-"""Value of u below which both terms of h(u), see `_log_gain`, cancel."""
+"""Value of u below which the two terms of h(u) cancel; `_log_gain` defines h."""
 
 
 def log_improvement(best: float, mean: Floats, deviation: Floats) -> Floats:
     """Return the logarithm of the expectation of max(best - loss, 0), also where the expectation is tiny.
 
     Args:
-        best: the loss to improve.
+        best: the smallest loss so far, which a new configuration shall improve.
         mean: means of normally distributed losses.
         deviation: standard deviations of the losses.
     """
@@ -55,7 +55,7 @@ def _log_gain(steps: Floats) -> tuple[Floats, Floats]:
     shares = np.fromiter(map(math.erfc, arguments), dtype=float, count=len(arguments)).reshape(near.shape) / 2
     gain = density + near * shares
     squares = np.minimum(steps, _FAR) ** 2
-    # The first terms of the asymptotic series, exact to 1e-7 here.
+    # For such small u, the first terms of the asymptotic series are exact to 1e-7.
     series = 1 - 3 / squares + 15 / squares**2
     far = -0.5 * squares - math.log(_ROOT_2PI) - np.log(squares) + np.log(series)
     is_near = steps > _FAR
@@ -66,7 +66,7 @@ def _log_gain(steps: Floats) -> tuple[Floats, Floats]:
 def proposals(process: GaussianProcess, encoding: Encoding, rng: Generator) -> Floats:
     """Return rows of the space, those with the largest expected improvement first; shape (m, d).
 
-    Rows that are already in the process are left out.
+    Rows that the process already contains are left out.
     """
     expected = process.mean(process.rows)
     best = float(expected.min())
@@ -96,8 +96,8 @@ def proposals(process: GaussianProcess, encoding: Encoding, rng: Generator) -> F
 
 
 def _rounded(rows: Floats) -> list[bytes]:
-    # A configuration's row may differ from the searched row in the last digits, for example because a
-    # domain's upper bound is not one of its values.
+    # The row of a suggested configuration may differ from the row that the search found, for example because
+    # a domain's upper bound is not a value of the domain.
     return [row.tobytes() for row in rows.round(9)]
 
 

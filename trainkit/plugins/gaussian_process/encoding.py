@@ -26,7 +26,9 @@ Floats: TypeAlias = "NDArray[np.float64]"
 Flags: TypeAlias = "NDArray[np.bool_]"
 
 LEAST_ORDERED = 3
-"""Smallest number of different numbers in a list that counts as ordered; two numbers have no order."""
+"""Smallest number of different numbers in a list that counts as ordered; a list of two numbers counts as
+unordered.
+"""
 
 RAREST = 1e-3
 """Probability of each tail of a normal distribution from which no value is suggested."""
@@ -92,8 +94,8 @@ class Encoding(Declared[AnyCode]):
 
     A number, or a value of a list of numbers, is encoded as its position from 0 to 1 on the scale of its
     domain. A value of any other list is encoded as its index. An inactive parameter has the position 0.5 or
-    the index 0. The rows with the parameter active still differ, because the parameter that decides about it
-    differs.
+    the index 0. These rows still differ from rows in which the parameter is active, because the parent
+    parameter has a different value.
 
     Args:
         space: a space without a grid.
@@ -104,7 +106,8 @@ class Encoding(Declared[AnyCode]):
             (d,).
         low: smallest position of each column in a suggestion, shape (d,).
         high: largest position of each column in a suggestion, shape (d,).
-        parents: columns that decide about other parameters; shape (d,).
+        parents: True for the columns of parameters that decide whether other parameters are active; shape
+            (d,).
         active: mean number of active parameters in a random configuration.
 
     Raises:
@@ -137,7 +140,7 @@ class Encoding(Declared[AnyCode]):
     # --- between configurations and rows ----------------------------------------------------------
 
     def fixed(self, point: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-        # The values are not encoded, because encoding may change them.
+        # The user's values are kept as they are, because encoding and decoding may change them.
         return self.declared.point(point), leaves_open(self.declared, self.declared.preset(point))
 
     def known_by(self, config: Mapping[str, Any], *, exactly: bool = False) -> Floats | None:
@@ -186,7 +189,10 @@ class Encoding(Declared[AnyCode]):
     # --- many rows --------------------------------------------------------------------------------
 
     def from_unit(self, shares: Floats) -> Floats:
-        """Return rows, shape (n, d), from numbers between 0 and 1, which are shares of ranges or lists."""
+        """Return rows, shape (n, d), from numbers between 0 and 1.
+
+        Each number is a position in a parameter's range or list.
+        """
         indices = np.minimum(np.floor(shares * self.categories), np.maximum(self.categories - 1, 0))
         return np.where(self.categories > 0, indices, shares)
 
@@ -213,7 +219,7 @@ class Encoding(Declared[AnyCode]):
         return found
 
     def _pattern(self, key: bytes, row: Floats) -> Flags:
-        # A real number that decides about other parameters has a new value in each row.
+        # A real-valued parameter on which other parameters depend has a different value in each row.
         if len(self._patterns) > _MOST_PATTERNS:
             self._patterns.clear()
         if key not in self._patterns:

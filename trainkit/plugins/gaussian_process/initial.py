@@ -25,13 +25,13 @@ BITS = 16
 """Number of binary digits of a point; the sequence has 2**BITS points."""
 
 LEAST = 3
-"""Minimum number of results with a loss, before which there is no model."""
+"""Minimum number of results with a loss from which a model is built."""
 
 MOST = 16
 """Maximum number of configurations before the model's first suggestion, unless too few results exist."""
 
-# For each dimension from the second on, the table has the dimension's polynomial as a number, and its first
-# odd numbers.
+# For each dimension from the second on, the table has a primitive polynomial, encoded as a number, and the
+# first direction numbers.
 _JOE_KUO = """
 0 1|1 1 3|1 1 3 1|2 1 1 1|1 1 1 3 3|4 1 3 5 13|2 1 1 5 5 17|4 1 1 5 5 5|7 1 1 7 11 19|11 1 1 5 1 1|
 13 1 1 1 3 11|14 1 3 5 5 31|1 1 3 3 9 7 49|13 1 1 1 15 21 21|16 1 3 1 13 27 49|19 1 1 1 15 7 5|
@@ -59,8 +59,8 @@ def directions() -> NDArray[np.uint8]:
 def sobol(number: int, dimensions: int, seed: int) -> Floats:
     """Return point `number` of a scrambled Sobol sequence in the unit cube; shape (dimensions,).
 
-    Dimensions without known direction numbers use permuted numbers. Each of these dimensions is evenly
-    covered, but a pair of them is not.
+    Dimensions without known direction numbers use permuted numbers. The points cover each of the further
+    dimensions evenly, but not each pair of further dimensions.
     """
     known = directions()
     rng = initial_generator(seed, 0)
@@ -69,7 +69,7 @@ def sobol(number: int, dimensions: int, seed: int) -> Floats:
     digits = np.zeros((dimensions, BITS), dtype=int)
     for place in range(dimensions):
         index = number
-        # each block of points has a different order, so that no two dimensions are equal
+        # each dimension orders the blocks of points differently, so that no two dimensions are equal
         if place >= len(known):
             block, within = divmod(number, MOST)
             order = initial_generator(seed, 1, place, block).permutation(MOST)
@@ -94,8 +94,7 @@ def is_initial(encoding: Encoding, number: int, losses: Sequence[float]) -> bool
     """Return True if suggestion `number` is an initial configuration, and False if the model suggests it.
 
     Results of a user's points and of other experiments also count. The model begins as soon as twice as many
-    results exist as initial configurations. In any case, the model waits for a few results that are not
-    failures.
+    results exist as initial configurations. The model always waits for a few results that are not failures.
 
     Args:
         encoding: encoding of the space.
@@ -122,8 +121,8 @@ def initial_row(encoding: Encoding, number: int, seed: int) -> Floats:
         size, turn = int(encoding.categories[place]), number
         if place != places[0]:
             # The shifts are in random order, because two lists with equal shifts would depend on each other.
-            # With a shift, two lists go through lcm(size, first) combinations; gcd(size, first) shifts
-            # have different combinations.
+            # With one shift, two lists go through lcm(size, first) combinations. There are gcd(size, first)
+            # shifts that give different combinations.
             first = int(encoding.categories[places[0]])
             shifts = math.gcd(size, first)
             block, cycle = divmod(number // math.lcm(size, first), shifts)

@@ -2,9 +2,9 @@
 
 The squared distance of two rows is a sum over their columns: the square of the difference of two positions,
 or 1 for two different indices, divided by the square of the column's length. The lengths, the variance and
-the noise are the most probable ones (MAP). Their logarithms have normal priors. The prior of a length grows
-with the square root of the number of active parameters, so that a model of many parameters begins as smooth
-as a model of few.
+the noise have their most probable values (MAP). Their logarithms have normal priors. The prior of a length
+grows with the square root of the number of active parameters, so that a model of many parameters begins as
+smooth as a model of few parameters.
 
 Source: Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006, chapters 2, 4 and 5; Hvarfner,
 Hellsten, Nardi, "Vanilla Bayesian Optimization Performs Great in High Dimensions", ICML 2024, for the priors;
@@ -40,7 +40,9 @@ _LARGEST = 1e150
 _FARTHEST = 1e3
 """Largest distance from the median, in quartiles, of the losses that the power transform receives."""
 JITTER = 1e-6
-"""Part of the variance that is added to the noise, so that a matrix of equal rows can be inverted."""
+"""Share of the variance that is added to the noise, so that the covariance matrix of equal rows can be
+inverted.
+"""
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,8 @@ class Prior:
 
     Attributes:
         length: mean for the length of a column, if one parameter is active.
-        branch: mean for the length of a column that decides about other parameters. This length is short,
-            because the results of one branch say little about the results of another branch.
+        branch: mean for the length of a column that decides about other parameters. The mean for such a
+            column is small, because the results of one branch say little about the results of another branch.
         length_deviation: deviation for lengths.
         noise: mean for the variance of the noise, for losses with variance 1.
         noise_deviation: deviation for the noise.
@@ -84,7 +86,7 @@ class Kernel:
         return self.of_distance(self.distance(rows, others))
 
     def distance(self, rows: Floats, others: Floats) -> Floats:
-        """Return the distances, in lengths; shape (m, n)."""
+        """Return the distances of rows, in units of the columns' lengths; shape (m, n)."""
         roots = np.where(self.listed, 0.0, np.sqrt(self.weights))
         a, b = rows * roots, others * roots
         squares = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1) - 2 * (a @ b.T)
@@ -216,7 +218,9 @@ class GaussianProcess:
         return covariance @ self._weighted, deviation, by_mean, by_deviation
 
     def with_expected(self, rows: Floats) -> GaussianProcess:
-        """Return this process with a further result for each of `rows`, which is the expected result."""
+        """Return this process with an additional result for each of `rows`: the result that the process
+        expects.
+        """
         if not len(rows):
             return self
         losses = np.concatenate([self._losses, self.mean(rows)])
@@ -252,8 +256,8 @@ def standardized(losses: Floats) -> Floats:
     """Return the Yeo-Johnson transform of losses, with mean 0 and variance 1.
 
     The power is the most likely of 26 powers. The transform makes skewed losses nearly normally distributed,
-    but keeps the distances of losses without skew. It keeps good losses apart also where most losses are
-    nearly equal, as the losses of diverged trials often are.
+    but keeps the distances of losses without skew. The transform also keeps good losses apart if most losses
+    are nearly equal, as the losses of diverged trials often are.
     """
     low, middle, high = np.quantile(losses, (0.25, 0.5, 0.75))
     scale = max(high - low, (middle - losses.min()) / _DEEPEST) or losses.std() or 1.0
@@ -277,7 +281,8 @@ def _power(logs: Floats, power: Floats) -> Floats:
 def representatives(rows: Floats, losses: Floats, listed: Flags, most: int) -> NDArray[np.intp]:
     """Return the indices of at most `most` trials.
 
-    Half of them are the best trials, a sixth are the latest, and the others are far apart.
+    Half of the selected trials are the best trials, a sixth are the latest trials, and the others are far
+    apart.
 
     Args:
         rows: the trials in the order of their suggestions, shape (n, d).

@@ -27,15 +27,16 @@ if TYPE_CHECKING:
 RUNNING = 64
 """Maximum number of running trials that the model takes into account.
 
-If there are more, it uses the latest.
+If more trials are running, the model uses the latest trials.
 """
 TRIES = 100
 """Maximum number of consecutive rows that the rules of the space may forbid.
 
-After so many rows, a random configuration is drawn.
+If the rules forbid so many rows in a row, a random configuration is drawn.
 """
 
-# The process has one number of BLAS threads: two searches in threads would restore each other's number.
+# The number of BLAS threads applies to the whole process. So two searches in different threads would
+# overwrite each other's number.
 _LOCK = threading.Lock()
 
 
@@ -55,8 +56,8 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
     A list of three or more numbers counts as ordered. A failed trial and NaN count as the worst result. A
     running trial counts as if it had the result that the model expects. If a scheduler stops or pauses a
     trial, its last report is its result. Of more than 150 results, the model uses the best 75, the latest 25
-    and 50 others that are far apart. Suggestion n depends only on the seed, n, and the results and running
-    trials when the suggestion is made.
+    and 50 others that are far apart. Suggestion n depends only on the seed, on n, and on the results and
+    running trials at the time of the suggestion.
 
     Sources: Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006; Hvarfner, Hellsten, Nardi,
     "Vanilla Bayesian Optimization Performs Great in High Dimensions", ICML 2024; Ament et al., "Unexpected
@@ -125,9 +126,9 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
 class AutoSearch(SearcherWrapper):
     """Searcher that learns from the results if it can.
 
-    It is `GaussianProcessSearch` if the experiment has one metric, and a space with domains and without a
-    grid; a single sample is then the centre of the space. Otherwise it is `BasicVariantGenerator`, which
-    tries all combinations of a grid and draws the rest at random.
+    `AutoSearch` is a `GaussianProcessSearch` if the experiment has one metric, and a space with domains and
+    without a grid; a single sample is then the centre of the space. Otherwise `AutoSearch` is a
+    `BasicVariantGenerator`, which tries all combinations of a grid and draws the other values at random.
 
     Args:
         points_to_evaluate: complete or partial configurations to try first.
@@ -152,7 +153,7 @@ class AutoSearch(SearcherWrapper):
     def begin(
         self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int
     ) -> None:
-        # A restore may change `num_samples`, so the choice does not depend on it.
+        # The choice does not depend on `num_samples`, because a restore may change `num_samples`.
         learns = metric is not None and bool(space.domains) and not space.axes
         if learns and not self.objectives:
             self.searcher = GaussianProcessSearch(points_to_evaluate=self._points, seed=self._seed)

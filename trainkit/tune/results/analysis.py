@@ -33,7 +33,7 @@ class ByTrial(dict[str, Any]):
     """Values of trials, accessible by the path of the trial's folder, as in Ray 1.x, and by trial id."""
 
     def __init__(self, trials: Sequence[Result], values: Mapping[str, Any]) -> None:
-        # Trials of an in-memory experiment have no folder, so the trial's id stands in for the path.
+        # Trials of an in-memory experiment have no folder, so the trial's id is the key in place of the path.
         self._path_of = {trial.trial_id: trial.path or trial.trial_id for trial in trials}
         super().__init__({path: values[trial_id] for trial_id, path in self._path_of.items()})
 
@@ -80,7 +80,7 @@ class ExperimentAnalysis:
 
     @classmethod
     def of(cls, grid: ResultGrid) -> ExperimentAnalysis:
-        """Return an analysis of `grid`; the experiment of `grid` may be in memory."""
+        """Return an analysis of the results in `grid`, which may belong to an in-memory experiment."""
         analysis = cls.__new__(cls)
         analysis._grid = grid
         return analysis
@@ -139,7 +139,9 @@ class ExperimentAnalysis:
 
     @property
     def best_checkpoint(self) -> Checkpoint | None:
-        """The best trial's checkpoint with the best report; None if the trial has no checkpoint."""
+        """Checkpoint of the best trial that belongs to its best report with a checkpoint;
+        None if the trial has no checkpoint.
+        """
         best = self.best_trial
         return self.get_best_checkpoint(best)
 
@@ -210,7 +212,8 @@ class ExperimentAnalysis:
     def get_best_checkpoint(
         self, trial: Result | str, metric: str | None = None, mode: str | None = None
     ) -> Checkpoint | None:
-        """Return the trial's checkpoint with the best report; None, after a warning, without a checkpoint.
+        """Return the trial's checkpoint with the best report; None, after a warning, if the trial has no
+        checkpoint.
 
         Args:
             trial: one of `trials`, a trial's id, or the path of a trial's folder.
@@ -230,14 +233,17 @@ class ExperimentAnalysis:
     def get_last_checkpoint(
         self, trial: Result | str | None = None, metric: str = ITERATION, mode: str = "max"
     ) -> Checkpoint | None:
-        """Return the latest checkpoint of `trial` (None: of the best trial); None without a checkpoint."""
+        """Return the latest checkpoint of `trial`, or of the best trial if `trial` is None;
+        None if the trial has no checkpoint.
+        """
         found = self._trial(trial) if trial is not None else self.get_best_trial(metric, mode)
         return found.checkpoint if found is not None else None
 
     def get_trial_checkpoints_paths(
         self, trial: Result | str, metric: str | None = None
     ) -> list[tuple[str, float]]:
-        """Return the path of each kept checkpoint with its report's `metric`, oldest first.
+        """Return the path of each kept checkpoint, and the value of `metric` in the checkpoint's report;
+        oldest first.
 
         A checkpoint is left out if its report has no numeric value for the metric.
         """
@@ -265,7 +271,7 @@ class ExperimentAnalysis:
         """Return the configurations, by the path of the trial's folder or by trial id.
 
         Args:
-            prefix: flatten the configurations, with keys such as "config/optimizer/lr".
+            prefix: True flattens the configurations, with keys such as "config/optimizer/lr".
         """
         configs = {
             trial.trial_id: flatten({"config": trial.config}) if prefix else trial.config
@@ -279,14 +285,17 @@ class ExperimentAnalysis:
         return self.fetch_trial_dataframes()
 
     def fetch_trial_dataframes(self) -> ByTrial:
-        """Read a running experiment's reports again; return new tables in the form of `trial_dataframes`."""
+        """Read the reports of a running experiment again, and return new tables in the form of
+        `trial_dataframes`.
+        """
         tables = {trial.trial_id: pandas_frame([]) for trial in self._grid}
         for trial, history in self._grid.histories():
             tables[trial.trial_id] = pandas_frame([flatten(report) for report in history])
         return ByTrial(self.trials, tables)
 
     def dataframe(self, metric: str | None = None, mode: str | None = None) -> pandas.DataFrame:
-        """Return a table with one row per trial: a report, the `config/...` columns and `logdir`.
+        """Return a table with one row per trial, which contains a report, the `config/...` columns and
+        `logdir`.
 
         Args:
             metric: metric that, with `mode`, selects the best report of each trial; None: the last report.

@@ -13,7 +13,7 @@ from trainkit.tune.sync.storage import locate, working_folder
 
 
 def experiment_folder(path: str | os.PathLike[str], filesystem: Any = None) -> Path:
-    """Return the folder for `path`: the folder itself, a file's folder, or the local copy of an address.
+    """Return the experiment folder that `path` refers to. For an address, the folder is a local copy.
 
     Args:
         path: a folder, a file in the folder, or an address such as "s3://bucket/experiment".

@@ -27,8 +27,9 @@ from trainkit.tune.trial.environment import log_files
 
 VALUE = "coalesce(json_extract(metrics, ?), json_extract(metrics, ?))"
 FINITE = "CASE WHEN typeof(value) IN ('integer', 'real') THEN value END"
-"""SQL expressions for a metric's value at its two `paths`, and for the value if it is finite (not a
-string)."""
+"""SQL expressions for a metric's value at its two possible `paths`, and for the value if it is a finite
+number.
+"""
 
 
 def experiments_in(root: Path) -> list[Path]:
@@ -117,7 +118,7 @@ class LogReader(ExperimentReader):
         return found
 
     def stand_still(self) -> None:
-        """Freeze the reader's view, so that all later reads return the current state."""
+        """Freeze the reader's view, so that all later reads return the state at the time of this call."""
         list(self._rows("BEGIN"))
 
     def counts(self, *, owned: bool) -> Counter[str]:
@@ -149,7 +150,9 @@ class LogReader(ExperimentReader):
         return {trial_id: value for trial_id, value in found if isinstance(value, (int, float))}
 
     def lengths(self) -> tuple[list[float], list[float]]:
-        """Return durations of the ended trials' last attempts, and start times of running attempts."""
+        """Return the duration of each ended trial's last attempt, and the start time of each running
+        attempt.
+        """
         rows = list(
             self._rows(
                 "SELECT max(a.started), e.ended, t.status FROM attempts a JOIN trials t USING (trial_id) "
@@ -161,7 +164,9 @@ class LogReader(ExperimentReader):
         return ended, [started for started, _, status in rows if status == TrialStatus.RUNNING]
 
     def reports_after(self, seq: int, trial_id: str | None = None) -> Iterator[tuple[int, Report]]:
-        """Yield reports after log entry `seq` with their entry numbers, of one trial or of all trials."""
+        """Yield the reports of one trial or of all trials after log entry `seq`, each with the number of its
+        log entry.
+        """
         for entry, trial, attempt, iteration, metrics in self._rows(
             "SELECT seq, trial_id, attempt, iteration, metrics FROM results "
             "WHERE seq > ? AND (? IS NULL OR trial_id = ?) ORDER BY seq",
@@ -200,11 +205,13 @@ def kept_files(reader: LogReader, dirname: str) -> list[Path]:
 
 
 def inside(folder: Path, *names: str) -> Path | None:
-    """Return the path `names` below `folder`, with links resolved; None if it is missing or leads outside."""
+    """Return the path `names` below `folder`, with links resolved;
+    None if the path is missing or leads out of `folder`.
+    """
     try:
         base = folder.resolve(strict=True)
         found = base.joinpath(*names).resolve(strict=True)
-    # The name may contain a zero byte, or the link may be circular.
+    # These errors occur if a name contains a zero byte or a link is circular.
     except (OSError, ValueError, RuntimeError):
         return None
     return found if found == base or base in found.parents else None
@@ -222,11 +229,11 @@ class Overview:
         owner: pid of the process that runs the experiment, or None.
         created: creation time in seconds since 1970.
         metric, mode: metric and mode that define the best trial; None: the experiment has no metric.
-        counted: number of trials by state. Interrupted trials are counted separately from pending trials;
-            without an owner, no trial counts as running.
+        counted: number of trials by state. Interrupted trials and pending trials have separate counts. If no
+            process runs the experiment, no trial counts as running.
         best: id and value of the trial with the best last report. None if the experiment has no metric, no
             last report has a finite value, or all trials have failed.
-        ending: reason for the end of the last run; '' if this run is not over or was killed.
+        ending: reason for the end of the last run; '' if the last run is not over or was killed.
         total: total number of trials; None: no limit, or unknown.
         trials: trials in the order of suggestion; empty if not requested.
         remaining_s: estimated remaining seconds; None: unknown.
@@ -266,8 +273,8 @@ class Overview:
         Raises:
             StoreError: the experiment is missing, or its file is damaged or was not written by trainkit.
         """
-        # The owner is checked before the file is read, so that the file shows the end if the owner ends in
-        # between.
+        # The owner is looked up before the file is read. So if the owner ends between the two steps, the file
+        # already shows its end.
         owner = owner_of(folder)
         with open_reader(folder) as log:
             log.stand_still()
@@ -281,7 +288,8 @@ class Overview:
             paused_by = log.steering().paused_by
         if owner is None:
             for trial in trials:
-                # No process runs the experiment, so its process was killed before it could set a new status.
+                # No process runs the experiment, so the trial's process was killed before it could set a new
+                # status.
                 if trial.status is TrialStatus.RUNNING:
                     trial.status, trial.reason = TrialStatus.PENDING, CUT_OFF
         total, best = facts.get("total_samples"), (min if mode == "min" else max)
@@ -318,7 +326,7 @@ class Overview:
 
     @property
     def best_words(self) -> str:
-        """Best trial by last report, such as 'loss=0.25 of 5f3a_00007'; '' without a report."""
+        """Best trial by last report, such as 'loss=0.25 of 5f3a_00007'; '' if no trial has reported."""
         if self.best is None:
             return NONE_BEST if self.metric is not None and self.counted.keys() == _FAILED else ""
         trial_id, value = self.best

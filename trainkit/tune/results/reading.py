@@ -13,7 +13,7 @@ from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.schema import FILENAME
 
 Reader = ExperimentReader | MemoryReader
-"""Reader of an experiment; to be closed soon, because a running experiment keeps writing to its file."""
+"""Reader of an experiment. Close a reader soon, because a running experiment keeps writing to its file."""
 
 
 def foreign_reader(folder: Path) -> Reader | None:

@@ -140,7 +140,9 @@ class Result:
         return self.get_best_checkpoint(self.metric, self.mode or "max")
 
     def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint | None:
-        """Return the checkpoint with the best report by `metric`; None, with a warning, without values."""
+        """Return the checkpoint with the best report by `metric`;
+        None, with a warning, if no checkpoint's report has the metric.
+        """
         reports = [report for _, report in self.best_checkpoints]
         best = best_row(reports, metric, mode)
         if best is None and reports:
@@ -308,7 +310,9 @@ def result_of(
 
 
 def with_config(report: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a report with the objects of `config`, because the experiment's file stores only names."""
+    """Return a report with the objects of `config` in place of the names that the experiment's file
+    stores.
+    """
     return {**report, "config": complete(report["config"], config) if "config" in report else dict(config)}
 
 

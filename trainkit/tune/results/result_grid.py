@@ -50,9 +50,9 @@ class Hyperparameter(Protocol):
     Attributes:
         name: flat name, such as "optimizer/lr" or "layers/0".
         domain: domain in the space, or None if it is unknown.
-        values: value in each trial, by the trial's index; trials in which the hyperparameter is inactive are
-            missing. Numbers, strings, booleans and None stay unchanged; other values are converted to
-            strings.
+        values: value of the hyperparameter in each trial, by the trial's index, without trials in which the
+            hyperparameter is inactive. Numbers, strings, booleans and None stay unchanged; other values
+            become strings.
     """
 
     name: str
@@ -69,7 +69,10 @@ class Hyperparameter(Protocol):
 
     @property
     def is_log(self) -> bool:
-        """True if the domain is logarithmic, or is unknown and the values span a factor of 1000 or more."""
+        """True if the domain is logarithmic.
+
+        If the domain is unknown, True if the values span a factor of 1000 or more.
+        """
 
     @property
     def choices(self) -> list[Any]:
@@ -85,7 +88,7 @@ class ResultGrid(Sequence[Result]):
 
     Args:
         folder: folder of the experiment.
-        results: one result per trial; iterated over at the first access to a result.
+        results: one result per trial; the iterable is read at the first access to a result.
         metric, mode: metric and mode that define the best trial by default.
         objectives: objectives of an experiment with several objectives.
     """
@@ -168,7 +171,7 @@ class ResultGrid(Sequence[Result]):
         return list(self._given)
 
     def __getstate__(self) -> dict[str, Any]:
-        # An iterator can't be pickled, so the results replace it.
+        # `results` may be an iterator, which can't be pickled, so a list replaces it.
         return {**vars(self), "_given": self._results}
 
     def __len__(self) -> int:
@@ -191,7 +194,9 @@ class ResultGrid(Sequence[Result]):
         return self._table().html()
 
     def _table(self) -> Table:
-        """Return a table of the trials with the best last reports; without a metric, of the first trials."""
+        """Return a table of the trials with the best last reports, or of the first trials if the experiment
+        has no metric.
+        """
         counts = [count_words(len(self), "trial"), f"{self.num_terminated} terminated"]
         counts += [f"{self.num_errors} failed"] if self.num_errors else []
         counts += [f"{self.num_unfinished} unfinished"] if self.num_unfinished else []
@@ -270,7 +275,7 @@ class ResultGrid(Sequence[Result]):
         Args:
             metric: metric to compare; None: the experiment's metric.
             mode: "min" or "max"; None: the experiment's mode.
-            scope: reports that represent a trial: "last", "all" (the best report), "avg" (mean of all
+            scope: reports by which trials are compared: "last", "all" (the best report), "avg" (mean of all
                 reports), "last-5-avg" or "last-10-avg".
             filter_nan_and_inf: True ignores reports whose metric is NaN or infinite.
 
@@ -374,7 +379,7 @@ class ResultGrid(Sequence[Result]):
             return reader.decisions()
 
     def exchanges(self) -> list[Exchange]:
-        """Return every exploit and other change of a trial's configuration, in chronological order."""
+        """Return every change of a trial's configuration, such as an exploit, in chronological order."""
         with self._reader() as reader:
             return reader.exchanges()
 
@@ -401,7 +406,7 @@ class ResultGrid(Sequence[Result]):
         Args:
             metric: metric that becomes a trial's value; None: the experiment's metric, or all objectives.
             mode: "min" or "max"; None: the experiment's mode.
-            scope: reports that represent a trial, as in `get_best_result`.
+            scope: reports by which trials are compared, as in `get_best_result`.
 
         Returns:
             The study. Trials that a scheduler stopped are PRUNED; trials without a value are FAIL. Reports
@@ -430,7 +435,7 @@ class ResultGrid(Sequence[Result]):
                 of two objectives), "edf" (distribution) or "compare" (curves of chosen trials).
             ax: axes to draw into; None: a new figure, which is not shown automatically. "slice" and "matrix"
                 need several axes, and always create a figure.
-            **options: options of the kind of plot; see the page on plots.
+            **options: options for this kind of plot; the documentation's page on plots lists the options.
 
         Returns:
             The figure. A notebook shows the figure, and `figure.savefig("curves.png")` writes it to a file.

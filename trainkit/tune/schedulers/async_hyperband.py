@@ -1,4 +1,4 @@
-"""ASHA: trials compete at rungs, and one trial in eta continues. The scheduler has two forms.
+"""ASHA, a scheduler in two forms: trials compete at rungs, and at each rung one trial in eta continues.
 
 "stopping": each rung judges a trial once, when the trial arrives, against all earlier arrivals. The trial
 then continues or ends. The stopping form needs no checkpoints. Ray Tune uses the stopping form.
@@ -35,10 +35,9 @@ class _Progress:
 
     Attributes:
         bracket: number of the bracket that the trial was assigned to, from 0.
-        passed: number of its bracket's rungs that the trial has reached; the highest of these rungs has
-            judged the trial.
+        passed: number of rungs of its bracket that the trial has reached.
         stopped: True once the scheduler has stopped the trial.
-        waits_at: the rung at which the trial is paused until its promotion; None: not paused.
+        waits_at: the rung at which the trial is paused until its promotion; None if the trial is not paused.
         reached: value of `time_attr` in the trial's last report with a score; minus infinity if the score was
             NaN.
     """
@@ -58,17 +57,18 @@ class ASHAScheduler(TrialScheduler):
     the bracket sizes of Hyperband.
 
     type="stopping": a rung with n scores, including the new trial's score, lets the trial continue if fewer
-    than max(1, floor(n / eta)) scores are better, or equal and earlier. Otherwise it is stopped.
+    than max(1, floor(n / eta)) scores are better, or equal and earlier. Otherwise the rung stops the trial.
 
     type="promotion": a trial pauses at a rung. The trial resumes from its checkpoint once it is the best
     waiting trial among the rung's floor(n / eta) best scores, and no higher rung has such a trial. Trials
-    that still wait when no other trial is left to run end as "not promoted". A search of few trials may then
-    end without any trial trained to `max_t`. With finish=True, the best trial of the highest rung then
-    continues, until any trial has reached `max_t`. A trial that ended by itself or by a stop rule also counts
-    as trained to `max_t`, if it got further than all waiting trials.
+    that still wait when no other trial is left to run end as "not promoted". A search of few trials may
+    therefore end before any trial has reached `max_t`. With finish=True, the best trial of the highest rung
+    continues at the end of such a search, until a trial has reached `max_t`. A trial that ended by itself or
+    by a stop rule also counts as trained to `max_t`, if it got further than all waiting trials.
 
-    In both forms, NaN never passes a rung. A report that jumps over rungs is judged once, at the highest rung
-    reached. No rung judges a trial twice. A report without the metric still ends the trial at `max_t`.
+    In both forms, NaN never passes a rung. If a report jumps over several rungs, only the highest of these
+    rungs judges it. No rung judges a trial twice. A report without the metric still ends the trial at
+    `max_t`.
 
     Args:
         time_attr: name of the reported value that counts the resource spent; the value must not decrease.
@@ -76,12 +76,12 @@ class ASHAScheduler(TrialScheduler):
         mode: "min" or "max"; None: the TuneConfig's mode.
         max_t: a trial ends when `time_attr` reaches this value.
         grace_period: the first rung; no trial is judged before this value of `time_attr`.
-        reduction_factor: eta; one trial in eta continues.
+        reduction_factor: eta; one trial in eta continues at each rung.
         brackets: number of different first rungs.
         stop_last_trials: False lets trials run on past `max_t`.
         type: "stopping", or "promotion", for trainables that save checkpoints.
-        finish: with promotion, train one trial to `max_t` at the end. The paper has no such rule, because its
-            supply of new trials is endless.
+        finish: with promotion, train one trial to `max_t` at the end. The paper does not have this rule,
+            because it assumes an endless supply of new trials.
 
     Raises:
         ConfigError: a value is out of range, or there are more brackets than rungs.
@@ -210,7 +210,8 @@ class ASHAScheduler(TrialScheduler):
             facts["cutoff"] = -cutoff if self.mode == "min" else cutoff
         if progress.bracket:
             facts["bracket"] = progress.bracket
-        # Brackets share levels, so the budget is the rung's index among the levels of all brackets.
+        # Several brackets use the same levels, so the budget of a rung is its index among the levels of all
+        # brackets.
         facts["budget"] = progress.bracket + progress.passed - 1
         return facts
 

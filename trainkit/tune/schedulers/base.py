@@ -1,8 +1,7 @@
 """Base class of schedulers, their decisions with reasons, and a FIFO scheduler, which stops no trial.
 
-The reason of a decision is a dictionary of facts, such as {"rule": "rung", "rank": 3}. The function that
-turns the facts into text is defined beside the rule. For a rule without such a function, the text lists the
-facts.
+The reason of a decision is a dictionary of facts, such as {"rule": "rung", "rank": 3}. A function beside each
+rule turns the facts into text. If a rule has no function for its text, the text lists the facts.
 
 A scheduler reads no clock and no file, and takes random numbers only from the generator that it receives. So
 the same reports give the same decisions. To resume an experiment, a restore repeats these calls of the
@@ -11,8 +10,8 @@ scheduler's methods:
     on_trial_add     on_result     on_trial_complete, on_trial_error     each by trial, in this order
     on_trial_resume  on_trial_change  on_trial_request  on_trial_again  on_no_more_trials  on_begin  resize
 
-`verdicts` is called after each call in this list. `choose_trial_to_run` may be called at any time and changes
-nothing.
+`verdicts` is called after each call in this list. The method `choose_trial_to_run` may be called at any time
+and does not change the scheduler.
 """
 
 from __future__ import annotations
@@ -62,7 +61,9 @@ def words_of(rule: str) -> Callable[[Words], Words]:
 
 
 def in_words(reason: Facts) -> str:
-    """Return a decision's reason as text, such as 'rung 4, rank 3 of 8, 2 continue'; '' without facts."""
+    """Return the reason of a decision as text, such as 'rung 4, rank 3 of 8, 2 continue'; '' if it has no
+    facts.
+    """
     words = _WORDS.get(str(reason.get("rule")), _listed)
     try:
         return words(reason)
@@ -97,16 +98,15 @@ def check_methods(cls: type, base: type) -> None:
 
 
     Raises:
-        ConfigError: a method takes other arguments, such as Ray's, or is one of Ray's methods that trainkit
+        ConfigError: a method has different arguments than trainkit's, or is a method of Ray that trainkit
             never calls.
     """
-    # Scheduler base classes were checked at their own definition. Mixins were not, so their methods are
-    # checked here.
+    # A base class that is a scheduler was checked when it was defined. A mixin was not checked, so its
+    # methods are checked here.
     fresh = [each for each in cls.__mro__ if each is cls or not issubclass(each, base)]
     defined = {name: value for each in reversed(fresh) for name, value in vars(each).items()}
     for old, new in _RAYS_METHODS.items():
-        # If the class also defines the replacement, its method with Ray's name is an unrelated method of the
-        # user.
+        # If the class also defines the replacement, the method with Ray's name has a different purpose.
         if old in defined and not {new, "on_result"} & defined.keys():
             raise ConfigError(
                 f"{cls.__name__}.{old}() is a method of Ray's schedulers that trainkit never calls: define "
@@ -147,7 +147,7 @@ def check_made(scheduler: object) -> None:
 class Verdict(StrEnum):
     """Decision on a trial that has reported, or is paused.
 
-    A scheduler never returns RESUME: only the log uses RESUME, for the end of a pause.
+    A scheduler never returns RESUME. The experiment's log uses RESUME for the end of a pause.
     """
 
     CONTINUE = "CONTINUE"
@@ -160,8 +160,8 @@ class Verdict(StrEnum):
 class Donor:
     """Trial whose state a paused trial may take over, and the configuration to resume with.
 
-    The paused trial takes over the checkpoint that is the donor's latest when the decision is made, even if
-    the donor trains on.
+    The paused trial takes over the donor's latest checkpoint at the time of the decision, even if the donor
+    saves newer checkpoints before the takeover.
     """
 
     trial_id: str
@@ -180,7 +180,8 @@ class Decision(NamedTuple):
             judged.
         save: True lets the trial save a checkpoint before it continues, if the trial can save.
         donors: for PAUSE only: the trial takes over the state of the first donor that has a checkpoint. If no
-            donor has a checkpoint, the trial stays unchanged. `on_trial_change` reports the takeover.
+            donor has a checkpoint, the trial stays unchanged. The scheduler's method `on_trial_change`
+            reports the takeover.
         request: for PAUSE only: resources that the trial reserves from now on.
     """
 
@@ -200,8 +201,8 @@ class TrialScheduler(ABC):
     """Base of all schedulers.
 
     A subclass implements `decide`, and keeps its constructor's arguments as attributes of the same names.
-    `decide` receives scores of which larger is better: values are negated for mode "min", and NaN and
-    infinities become minus infinity.
+    `decide` receives scores, for which larger is better: a score is the negated value for mode "min", and
+    minus infinity for a value that is NaN or infinite.
 
     Args:
         time_attr: name of the reported value that counts the resource spent.
@@ -251,7 +252,7 @@ class TrialScheduler(ABC):
         """Constructor arguments that recreate this scheduler, as values that an experiment's file can store.
 
         By default, the arguments are read from the attributes of the same names. If an attribute is missing,
-        a restore can't recreate the scheduler, and the user must pass the scheduler again.
+        `Tuner.restore` can't recreate the scheduler, so the user must pass the scheduler again.
         """
         return arguments_of(self)
 
@@ -273,7 +274,8 @@ class TrialScheduler(ABC):
         return ()
 
     def set_objectives(self, objectives: tuple[Objective, ...]) -> None:
-        """Receive the experiment's objectives before `set_search_properties`; empty for a single metric.
+        """Receive the experiment's objectives, before `set_search_properties` is called; empty for a single
+        metric.
 
         Raises:
             ConfigError: the scheduler judges by one metric, but has no metric itself.
@@ -322,8 +324,8 @@ class TrialScheduler(ABC):
             total_samples: upper limit on the number of trials, including earlier trials; None: unknown.
 
         Raises:
-            ConfigError: the scheduler can't work with a changed number of trials. The user's command is then
-                refused, and nothing changes.
+            ConfigError: the scheduler can't work with a changed number of trials. The experiment then refuses
+                the user's command.
         """
         self.total_samples = total_samples
 
@@ -342,7 +344,7 @@ class TrialScheduler(ABC):
 
     @abstractmethod
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
-        """Judge one report by its time and score; each is None if the report lacks the value."""
+        """Judge one report by its time and score. The time or the score is None if the report lacks it."""
 
     def on_trial_complete(self, trial_id: str) -> None:
         """Handle the end of a trial that ended by itself or was stopped, without a failure."""
@@ -367,12 +369,12 @@ class TrialScheduler(ABC):
     def choose_trial_to_run(
         self, pending: Sequence[str], paused: Sequence[str] = (), *, new: bool = False
     ) -> str | None:
-        """Return the waiting trial that starts or resumes next; None: no waiting trial for now.
+        """Return the waiting trial that starts or resumes next; None if all waiting trials continue to wait.
 
-        This query changes nothing. If a paused trial then resumes, `on_trial_resume` is called.
+        This method does not change the scheduler. When a paused trial resumes, `on_trial_resume` is called.
 
         Args:
-            pending: trials that wait to run, for example after a failure, in the order of suggestion.
+            pending: trials that wait for resources, for example after a failure, in the order of suggestion.
             paused: paused trials that can resume, in the order of suggestion; the `in` operator takes
                 constant time.
             new: True if the experiment suggests a new trial when this method returns None.
@@ -388,7 +390,9 @@ class TrialScheduler(ABC):
         return NO_FACTS
 
     def on_trial_change(self, trial_id: str, config: Mapping[str, Any], donor: str | None = None) -> None:
-        """Handle a trial's new configuration; if `donor` is given, the trial also took over its state."""
+        """Handle a trial's new configuration; if `donor` is given, the trial also took over the donor's
+        state.
+        """
 
     def on_trial_request(
         self, trial_id: str, request: PlacementGroupFactory, before: PlacementGroupFactory
@@ -399,11 +403,14 @@ class TrialScheduler(ABC):
         """Receive a view of the experiment before the experiment runs; not called in a replay.
 
         The log does not record what the scheduler reads from the view. So a decision that depends on the view
-        must not change the scheduler's state. The scheduler is notified of the effects of its decision.
+        must not change the scheduler's state. The scheduler may change its state later, when it is notified
+        of the decision's effects.
         """
 
     def on_no_more_trials(self) -> None:
-        """Handle that no new trial follows, for good or until a paused trial resumes; may be called again."""
+        """Handle the end of new trials, for good or until a paused trial resumes; may be called several
+        times.
+        """
 
 
 def score_of(value: Any, mode: str | None) -> float:
@@ -441,7 +448,8 @@ class FIFOScheduler(TrialScheduler):
     """Let every trial run to its end."""
 
     needs_metric: ClassVar[bool] = False
-    # As in Ray, a subclass need not call this constructor, so the class itself has these default attributes.
+    # As in Ray, a subclass need not call this constructor. So the class itself has the attributes, with
+    # default values.
     time_attr = "training_iteration"
     metric = mode = rng = total_samples = None
 

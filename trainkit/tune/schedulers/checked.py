@@ -110,8 +110,8 @@ class CheckedScheduler:
             self._scheduler.set_objectives(objectives)
             verb = "set_search_properties()"
             self._scheduler.set_search_properties(metric, mode, rng, total_samples)
-            # A user's `set_search_properties` may not call the base class, so the number of trials is set
-            # here.
+            # A user's `set_search_properties` need not call the base class's method, so the number of trials
+            # is set here.
             self._scheduler.total_samples = total_samples
             verb = "take_space()"
             self._scheduler.take_space(space)
@@ -119,7 +119,7 @@ class CheckedScheduler:
             self._blame(verb, error)
 
     def resize(self, total_samples: int | None) -> bool:
-        """Pass the new number of trials to the scheduler; return False if the number is not new."""
+        """Pass a changed number of trials to the scheduler; return False if the number did not change."""
         if total_samples == self._scheduler.total_samples:
             return False
         try:
@@ -189,7 +189,7 @@ def _problem(decision: Any, verdicts: Sequence[Verdict]) -> str | None:
     if not isinstance(decision, Decision):
         return f"return a Decision of trainkit.tune.schedulers, such as {_EXAMPLE}"
     verdict: Any = decision.verdict
-    # A string equals its verdict but is not accepted, so the type is checked too.
+    # A string such as "STOP" equals the verdict, but is not accepted, so the type is checked too.
     if not isinstance(verdict, Verdict) or verdict not in verdicts:
         return f"the verdict must be {' or '.join(f'Verdict.{each}' for each in verdicts)}"
     reason: Any = decision.reason

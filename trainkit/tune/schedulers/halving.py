@@ -1,10 +1,10 @@
 """Successive halving: the levels of rungs, the wording of decisions, and the brackets of Hyperband.
 
-Levels are computed without logarithms: log(243)/log(3) is 4.999..., which would lose a rung and the widest
-bracket.
+Levels are computed without logarithms, because of rounding errors: log(243)/log(3) is 4.999... and not 5, so
+a rung and the widest bracket would be missing.
 
 In synchronous halving, all trials of a bracket run to a level. When each trial has reached the level or has
-ended, the best of them continue to the next level.
+ended, the best trials continue to the next level.
 
 Sources: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization",
 AISTATS 2016; Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR
@@ -21,7 +21,7 @@ from trainkit.errors import ConfigError
 from trainkit.tune.schedulers.base import Facts, words_of
 
 MOST_RUNGS = 1000
-"""Upper limit on the number of rungs; a reduction factor close to 1 would make more rungs."""
+"""Upper limit on the number of rungs, for reduction factors close to 1."""
 
 
 def rung_levels(minimum: float, maximum: float, factor: float, bracket: int = 0) -> list[float]:
@@ -88,7 +88,7 @@ def place_words(reason: Facts) -> str:
 def _rung_words(reason: Facts) -> str:
     rank = f"rank {reason['rank']} of {reason['entries']}"
     judged = f"{place_words(reason)}, {rank}, {reason['places']} continue{'s' * (reason['places'] == 1)}"
-    # The cutoff is missing if no entry may continue yet, or if the worst entry that may continue has no
+    # The reason has no cutoff if no trial may continue yet, or if the worst trial that may continue has no
     # finite score.
     if "cutoff" in reason:
         judged += f", cutoff {reason['cutoff']:.6g}"
@@ -173,7 +173,7 @@ class Judgement:
         ranks: rank of every trial of the round, from 1; equal scores rank in the order of arrival.
         places: largest number of trials that may continue.
         went: ids of trials that continue, the best first.
-        fell: ids of trials that were able to continue but were not selected.
+        fell: ids of trials that had not ended, but were not selected to continue.
         cutoff: lowest score of a trial that continues; if no trial continues, the score at rank `places`.
     """
 
@@ -203,7 +203,7 @@ class Bracket:
         self._closed = False
         self._round = 0
         self._awaited: set[str] = set()
-        # The dictionary keeps this round's scores in the order of arrival.
+        # The dictionary has the scores of the current round, in the order of arrival.
         self._scores: dict[str, float] = {}
         self._gone: set[str] = set()
 
@@ -229,7 +229,7 @@ class Bracket:
 
     @property
     def awaits(self) -> int:
-        """Number of trials that this round waits for, including trials that have not joined yet."""
+        """Number of trials that the current round waits for, including trials that have not joined yet."""
         return len(self._awaited) + (self._plan.size - self._taken if self.takes_more else 0)
 
     def join(self, trial_id: str) -> None:
@@ -251,7 +251,10 @@ class Bracket:
         self._scores[trial_id] = score
 
     def leave(self, trial_id: str, *, failed: bool = False) -> None:
-        """Mark a trial as ended. It still counts: by its score, or as worst if it failed or has no score."""
+        """Mark a trial as ended.
+
+        An ended trial still counts by its score, or as worst if it failed or has no score.
+        """
         if trial_id in self._awaited:
             self.record(trial_id, -math.inf)
         if trial_id in self._scores:
@@ -270,7 +273,8 @@ class Bracket:
         return sorted(self._scores, key=lambda trial_id: -self._scores[trial_id])
 
     def judge(self) -> Judgement | None:
-        """Compare the trials and begin the next round; return None if this round is not complete.
+        """Compare the trials of the current round and begin the next round; return None if the round is not
+        complete.
 
         The best max(1, floor(n / eta)) of n trials continue. A trial that has ended can't continue, so the
         next best trial continues instead. A trial with a score of minus infinity never continues.

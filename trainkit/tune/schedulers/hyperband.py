@@ -50,15 +50,16 @@ class HyperBandScheduler(TrialScheduler):
     Levels are max_t / reduction_factor**k, rounded half up. Brackets are numbered from s_max down to 0. The
     first level of bracket s is s levels below `max_t`, and the bracket has ceil((s_max + 1) / (s + 1) *
     reduction_factor**s) trials. The defaults give brackets of 81, 34, 15, 8 and 5 trials, with the first
-    levels 1, 3, 9, 27 and 81. When a bracket is full, the next bracket opens. After the last bracket the
-    cycle begins again.
+    levels 1, 3, 9, 27 and 81. When a bracket is full, the next bracket opens. After the last bracket, the
+    first bracket of a new cycle opens.
 
     A trial pauses at a level until its whole round has reached the level. A round does not wait for ended
-    trials, or for new trials once the searcher suggests no more. The best max(1, floor(n / reduction_factor))
-    of the round's n trials continue. Equal trials rank in the order of arrival. A failed trial counts as
-    worst; a trial that ended by itself counts by its score at the level. Failed and ended trials can't
-    continue, so the next best trials continue instead. A trial whose score is NaN never continues. A report
-    without the metric does not count as reaching the level, but it still ends the trial at `max_t`.
+    trials. A round waits for new trials only while the searcher suggests trials. The best max(1, floor(n /
+    reduction_factor)) of the round's n trials continue. Equal trials rank in the order of arrival. A failed
+    trial counts as worst; a trial that ended by itself counts by its score at the level. Failed and ended
+    trials can't continue, so the next best trials continue instead. A trial whose score is NaN never
+    continues. A report without the metric does not count as reaching the level, but it still ends the trial
+    at `max_t`.
 
     Trials resume from checkpoints, so trials should save checkpoints: a class by `save_checkpoint`, a
     function with its reports.
@@ -150,7 +151,9 @@ class HyperBandScheduler(TrialScheduler):
         self._settle(member.bracket)
 
     def _come_back(self, trial_id: str, member: _Member) -> None:
-        """Add an ended trial that a restore runs again like a new trial, as it has lost its place."""
+        """Add an ended trial that a restore runs again; the trial joins like a new trial, because it has lost
+        its place.
+        """
         member.ended, member.time = False, -math.inf
         member.bracket = self._joined(trial_id)
         if not self._more_come:
@@ -189,7 +192,10 @@ class HyperBandScheduler(TrialScheduler):
         return Decision(Verdict.PAUSE, reason)
 
     def _end(self, trial_id: str, member: _Member, score: float | None) -> Decision:
-        """Stop a trial at `max_t`, even if it skipped levels; its score counts if its round waits for it."""
+        """Stop a trial at `max_t`, even if the trial skipped levels.
+
+        Its score counts if its round waits for the trial.
+        """
         member.stopped = True
         bracket = member.bracket
         if score is not None and bracket.is_awaited(trial_id):
@@ -197,8 +203,8 @@ class HyperBandScheduler(TrialScheduler):
         bracket.leave(trial_id)
         self._settle(bracket)
         reason = {"rule": "max_t", "max_t": self.max_t, "bracket": bracket.number}
-        # A searcher can't learn from a report without a score. The decision's reason then has no "budget", so
-        # that the searcher ignores the report.
+        # A searcher can't learn from a report without a score. The reason of the decision on this report has
+        # no "budget", so that the searcher ignores the report.
         return Decision(Verdict.STOP, reason if score is None else {**reason, "budget": self._top})
 
     def _let_run_on(self, member: _Member) -> Decision:
@@ -250,7 +256,9 @@ class HyperBandScheduler(TrialScheduler):
     def choose_trial_to_run(
         self, pending: Sequence[str], paused: Sequence[str] = (), *, new: bool = False
     ) -> str | None:
-        """Choose a trial of the earliest bracket: first pending trials, then promoted trials by rank."""
+        """Choose a trial of the earliest bracket that has one: a pending trial, or else the best promoted
+        trial.
+        """
         first = pending[0] if pending else None
         for number in sorted(self._promoted):
             if first is not None and self._members[first].bracket.number <= number:
@@ -289,11 +297,11 @@ class HyperBandScheduler(TrialScheduler):
 
 
 class HyperBandForBOHB(HyperBandScheduler):
-    """`HyperBandScheduler` under the name that goes with the searcher `TuneBOHB`.
+    """`HyperBandScheduler` under the name that Ray uses with the searcher `TuneBOHB`.
 
     The searcher suggests the trials of a bracket one by one, as workers become free, from all results known
-    at that time. The searcher receives each result at a level once, whatever the decision on the trial. The
-    decision's reason contains `budget`, the level's index among the levels of all brackets.
+    at that time. The searcher receives each trial's result at a level once, whether the trial continues or
+    not. The decision's reason contains `budget`, the level's index among the levels of all brackets.
 
     In Ray, this class differs from `HyperBandScheduler` in two points: the widest bracket comes first, and
     trials pause before their bracket is full. In trainkit, both classes behave in this way.

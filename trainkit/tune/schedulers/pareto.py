@@ -17,14 +17,15 @@ class ParetoScheduler(TrialScheduler):
     """ASHA for several objectives: each rung stops all but the best `1 / reduction_factor` trials by rank.
 
     Rungs are at `grace_period * reduction_factor**k` below `max_t`. A trial at a rung is ranked among all
-    earlier arrivals by non-dominated sorting. The first front has the trials that no other trial dominates.
-    The next front has the trials that only trials of the first front dominate, and so on. Within a front,
-    trials that are far from each other rank first. With n trials at a rung, a trial continues if its rank is
-    among the best `max(1, n // reduction_factor)`. R. Schmucker et al., "Multi-objective Asynchronous
-    Successive Halving" (arXiv 2106.12639), section 4.
+    earlier arrivals by non-dominated sorting. The first front consists of the trials that no other trial
+    dominates. The second front consists of the trials that only trials of the first front dominate, and so
+    on. Within a front, trials that are far from each other rank first. With n trials at a rung, a trial
+    continues if its rank is among the best `max(1, n // reduction_factor)`. R. Schmucker et al.,
+    "Multi-objective Asynchronous Successive Halving" (arXiv 2106.12639), section 4.
 
-    A trial with a value that is NaN or infinite ranks worst and is stopped. A report without the time, or
-    without an objective at a rung, is not judged, but `max_t` still ends the trial.
+    A trial with a value that is NaN or infinite ranks worst and is stopped. A report without `time_attr`, or
+    without an objective at a rung, is not judged. At `max_t`, even a report without an objective ends the
+    trial.
 
     Args:
         time_attr: name of the reported value that counts the resource spent.
@@ -110,7 +111,9 @@ class ParetoScheduler(TrialScheduler):
         return decision
 
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
-        """Return CONTINUE, because one score decides nothing: `on_result` judges by all objectives."""
+        """Return CONTINUE, because trials are not judged by one score: `on_result` judges by all
+        objectives.
+        """
         return CONTINUE
 
     def _judged(self, trial_id: str, time: float, point: Point | None) -> Decision:

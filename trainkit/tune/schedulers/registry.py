@@ -48,7 +48,8 @@ def described_scheduler(description: Mapping[str, Any]) -> TrialScheduler | None
 
 
 def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
-    """Return the scheduler with this name or class name, made with the arguments of `kwargs` that it accepts.
+    """Return a scheduler by its name or class name, made with the arguments of `kwargs` that the scheduler
+    accepts.
 
     Arguments that only other schedulers accept are ignored, as in Ray. An argument that no scheduler accepts
     is logged.

@@ -1,8 +1,8 @@
 """Rungs of asynchronous successive halving, and the ranks of the scores on a rung.
 
 Keys (a score with its arrival number) are kept in sorted blocks. An insertion thus moves the keys of at most
-one block. To find a rank, only the lengths of the better blocks and one binary search are needed. A block is
-an array of numbers, because a search in an array of objects would wait for memory at each step.
+one block. A rank is found from the lengths of the better blocks and one binary search. A block is an array of
+numbers, because a search among Python objects would wait for memory at each step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Ranking:
         self._scores: list[array[float]] = []
         self._arrivals: list[array[int]] = []  # negated arrival number of each score
         self._best: list[Key] = []  # best key of each block
-        # sizes of blocks, whose sum gives a rank; a million keys have about 500 blocks
+        # sizes of blocks, from whose sum a rank is computed; a million keys have about 500 blocks
         self._sizes: list[int] = []
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ class Ranking:
         raise IndexError(f"place {place} of {len(self)}")
 
     def _place(self, block: int, key: Key) -> int:
-        """Return the position of `key` in a block, or where `key` would be inserted."""
+        """Return the position of `key` in a block, or the position at which `key` would be inserted."""
         score, arrival = key
         scores = self._scores[block]
         place = bisect_left(scores, score)
@@ -122,7 +122,7 @@ class PromotionRung(Rung):
     """A rung at which paused trials wait until they are promoted.
 
     The search for a promotable trial visits waiting trials from the best down to the worst that may continue.
-    So the search usually visits only one trial.
+    The search usually visits only one trial.
     """
 
     def __init__(self, level: float, factor: float) -> None:
@@ -130,7 +130,7 @@ class PromotionRung(Rung):
         self._keys: dict[str, Key] = {}
         self._waiting: set[str] = set()
         self._queue: list[tuple[float, int, str]] = []
-        """Heap of waiting trials, the best first; the heap may still contain trials that no longer wait."""
+        """Heap of waiting trials, the best first; the heap may also contain trials that no longer wait."""
 
     def record_of(self, trial_id: str, score: float) -> int:
         """Add a trial's score, and let the trial wait for promotion; return the trial's rank."""
@@ -147,7 +147,9 @@ class PromotionRung(Rung):
 
     @property
     def best_waiting(self) -> tuple[float, str] | None:
-        """The best waiting trial and its score, whether or not it may continue; None: no trial waits."""
+        """The best waiting trial and its score, even if the trial may not continue;
+        None if no trial waits.
+        """
         while self._queue and self._queue[0][2] not in self._waiting:
             heappop(self._queue)
         return (-self._queue[0][0], self._queue[0][2]) if self._queue else None

@@ -1,8 +1,8 @@
 """Base classes of searchers, and results that were evaluated elsewhere.
 
-A searcher is not stored in a file. A restore rebuilds the searcher by replaying its suggestions and the
-results that it received. Suggestion n draws from its own generator, made from the seed and n. The number of
-known results can therefore change what a model proposes, but not the random draws.
+An experiment's file does not store its searcher. A restore rebuilds the searcher by replaying its suggestions
+and the results that it received. Suggestion n draws from its own generator, made from the seed and n. The
+number of known results can therefore change what a model proposes, but not the random draws.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Evaluated:
 
     Attributes:
         parameters: the configuration.
-        value: final value of the metric; None becomes NaN, and is accepted only with `error` or `pruned`.
+        value: final value of the metric. None becomes NaN, and is accepted only if `error` or `pruned` is
+            True.
         error: True if the trial failed.
         pruned: True if the trial was stopped early.
         intermediate_values: values of the metric, by iteration from 0.
@@ -110,10 +111,10 @@ class Searcher(ABC):
     A subclass need not call this constructor. Attributes of a subclass may have any names, because an
     experiment ignores attributes that hide a method or property of this class.
 
-    A subclass must override `suggest`, and may override `on_trial_result` and `on_trial_complete`. A searcher
-    without its own search space receives a space by `set_search_properties`. A restore repeats all calls of
-    these methods. A searcher therefore resumes unchanged if its suggestions depend only on its arguments,
-    `self.seed` and the results that it received.
+    A subclass must override `suggest`, and may override `on_trial_result` and `on_trial_complete`.
+    `set_search_properties` gives the experiment's search space to a searcher that has no own space. A restore
+    repeats all calls of these methods. A searcher therefore resumes unchanged if its suggestions depend only
+    on its arguments, `self.seed` and the results that it received.
 
     Args:
         metric: reported value to optimise; None: the TuneConfig's metric.
@@ -124,7 +125,7 @@ class Searcher(ABC):
     several: ClassVar[bool] = False
     """True for searchers that accept several objectives."""
     in_units: ClassVar[bool] = False
-    """True for searchers that group trials, if no other trial can replace a trial in its group."""
+    """True for searchers that group trials, and whose groups can't replace one trial by another."""
     _metric: str | None = None
     _mode: str | None = None
     _from_experiment = FromExperiment(Space.of(None))
@@ -229,7 +230,7 @@ class Searcher(ABC):
             spec: `num_samples` and `seed`; later versions may add more.
 
         Returns:
-            False if the searcher already has a space, so that `config` may contain only constants.
+            False if the searcher already has its own space; `config` may then contain only constants.
         """
         return True
 
@@ -241,7 +242,9 @@ class Searcher(ABC):
 
     @free
     def whole(self) -> bool:
-        """True if suggestions are complete configurations; False: constants of `param_space` are added."""
+        """True if suggestions are complete configurations;
+        False if the constants of `param_space` must be added to a suggestion.
+        """
         return False
 
     @abstractmethod
@@ -257,7 +260,9 @@ class Searcher(ABC):
         """Handle the end of a trial, with its last report, or its final failure."""
 
     def on_trial_decision(self, trial_id: str, result: dict[str, Any], decision: Decision) -> None:
-        """Handle the scheduler's decision on the last report; called only if the decision has a reason."""
+        """Handle the scheduler's decision on a trial's last report; called only if the decision has a
+        reason.
+        """
 
     def on_pause(self, trial_id: str) -> None:
         """Handle the pause of a trial by the scheduler; the trial may resume later."""
@@ -273,9 +278,11 @@ class Searcher(ABC):
     # --- repetitions and replays ------------------------------------------------------------------
 
     def is_drawn(self, trial_id: str) -> bool:
-        """Return True if the last suggestion was drawn at random, so that a repetition may be replaced.
+        """Return True if the last suggestion was drawn at random.
 
-        Return False for configurations that the user requested explicitly, by points or a grid.
+        A random suggestion is replaced if it repeats an earlier configuration.
+
+        Return False for configurations from the user's points or from a grid.
         """
         return True
 
@@ -284,16 +291,16 @@ class Searcher(ABC):
 
         Args:
             trial_id: id for which the suggestion was made.
-            result: last report of the earlier trial with the same configuration; None: this trial has no
-                result, or the rejected configuration is forbidden.
+            result: last report of the earlier trial with the same configuration. None if the earlier trial
+                has no result, or if the rejected configuration is forbidden.
         """
         called(self).on_trial_complete(trial_id, result, error=result is None)
 
     def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]] | None:
         """Return configurations to try after repeated rejections of suggestions for `trial_id`.
 
-        The iterator ends when no further configurations exist. None: the searcher has no alternatives, and
-        `suggest` is called again.
+        The iterator ends when no further configurations exist. If the method returns None, the searcher has
+        no alternatives, and `suggest` is called again.
         """
         return None
 
@@ -306,7 +313,9 @@ class Searcher(ABC):
         return False
 
     def give_up(self, trial_id: str) -> bool:
-        """Skip a suggestion without a new configuration; return True if `suggest` may be called again."""
+        """Skip a suggestion for which no new configuration was found; return True if `suggest` may be called
+        again.
+        """
         return False
 
     def replay(
@@ -314,16 +323,16 @@ class Searcher(ABC):
     ) -> dict[str, Any] | None:
         """Restore the state that the searcher had after `suggest(trial_id)` returned `config`.
 
-        A replay needs less work than a suggestion.
+        The replay of a suggestion needs less work than the suggestion.
 
         Args:
             trial_id: id of the trial.
             config: the trial's configuration.
-            same_space: False: the configuration comes from a different space than `self.space`.
+            same_space: False if the configuration comes from a different space than `self.space`.
 
         Returns:
-            `config`, in which the original objects replace names that the store keeps; None: `suggest` must
-            be called again.
+            `config`, with the original objects in place of the names that the store keeps. None if `suggest`
+            must be called again.
         """
         if same_space:
             return None
@@ -331,10 +340,12 @@ class Searcher(ABC):
         return config
 
     def note(self, trial_id: str, config: dict[str, Any]) -> bool:
-        """Accept a trial with a configuration that a user added, as if it were a suggestion.
+        """Accept a trial with a configuration that a user added, as if the searcher had suggested the
+        configuration.
 
         Returns:
-            False if the searcher can't accept the trial; the searcher is then not notified about this trial.
+            False if the searcher can't accept the trial. In this case, the searcher is not notified of the
+            trial's results.
         """
         return False
 
@@ -391,8 +402,9 @@ class Searcher(ABC):
     def save(self, checkpoint_path: str) -> None:
         """Write this object's state to a file.
 
-        A Tuner searches with a copy, so this object does not learn from an experiment. To continue a search,
-        use `Tuner.restore`, or pass the results to a new searcher by `add_evaluated_trials`.
+        A Tuner searches with a copy of its searcher, so the original searcher does not learn from the
+        experiment. To continue a search, use `Tuner.restore`, or pass the results to a new searcher by
+        `add_evaluated_trials`.
         """
         Path(checkpoint_path).write_bytes(pickle.dumps(vars(self)))
 
@@ -409,7 +421,10 @@ _MEANT = frozenset(
     "metric mode set_search_properties suggest on_trial_result add_evaluated_point add_evaluated_trials save "
     "restore set_max_concurrency on_trial_decision on_pause on_unpause is_drawn".split()
 )
-"""Names of Ray's Searcher and of the documented interface; a subclass uses these only to override them."""
+"""Names of the methods of Ray's Searcher and of the documented interface.
+
+A subclass that defines such a name overrides the method.
+"""
 
 
 class _Called:

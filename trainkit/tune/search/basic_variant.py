@@ -24,8 +24,9 @@ class BasicVariantGenerator(Searcher):
     """Searcher that suggests all combinations of a grid, and random values for domains.
 
     Args:
-        points_to_evaluate: complete or partial configurations to try first; each counts as one of
-            `num_samples`. Missing values are drawn, or tried in all combinations of the grid.
+        points_to_evaluate: complete or partial configurations to try first; each point counts as one of
+            `num_samples`. Missing values are drawn at random; missing values of a grid are tried in all
+            combinations.
         max_concurrent: maximum number of concurrent trials; 0: as many as the resources allow.
         constant_grid_search: True draws the other values once for all combinations of the grid, False once
             for each combination.
@@ -56,7 +57,7 @@ class BasicVariantGenerator(Searcher):
         self._next = 0
         self._draw = -1
         self._redraws = 0
-        """Number of rejected attempts at the draw with the number `_draw`."""
+        """Number of rejected attempts at draw number `_draw`."""
         self._drawn = False
         self._spent: set[int] = set()
         """Indexes of the grid's combinations for which no new configuration was found."""
@@ -148,8 +149,8 @@ class BasicVariantGenerator(Searcher):
     def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
-        # With constant draws, later combinations of a grid depend on the number of redraws. The redraws are
-        # counted only if the suggestion is repeated, so a restore can't skip this suggestion.
+        # With constant draws, later combinations of a grid depend on the number of redraws. Only a repeated
+        # call of `suggest` counts redraws, so a restore can't skip this suggestion.
         if same_space and (self._presets or self.constant_grid_search or holds_opaque(config)):
             return None
         if self.space.axes and not self._presets:
@@ -160,7 +161,9 @@ class BasicVariantGenerator(Searcher):
         return config
 
     def _cover(self, config: dict[str, Any]) -> None:
-        """Count `config` as a trial of its combination of the grid, whose index may have changed."""
+        """Count `config` as a trial of its combination of the grid; in a changed space, the combination may
+        have a new index.
+        """
         if self._ranks is None:
             sizes = range(self.space.grid_size())
             self._ranks = {self._axes_of(self.space.grid_values(rank)): rank for rank in sizes}
@@ -190,7 +193,9 @@ class BasicVariantGenerator(Searcher):
         self._live.discard(trial_id)
 
     def configuration(self, index: int, redraw: int = 0) -> dict[str, Any]:
-        """Return suggestion number `index`, which depends only on arguments, space, points and seed."""
+        """Return suggestion number `index`, which depends only on the searcher's arguments, space, points and
+        seed.
+        """
         sample, combination, preset = self._place(index)
         rng = suggestion_generator(self.seed, sample if self.constant_grid_search else index, redraw)
         return self.space.configuration(combination, rng, preset)

@@ -87,8 +87,8 @@ class ConcurrencyLimiter(SearcherWrapper):
 
     def note(self, trial_id: str, config: dict[str, Any]) -> bool:
         known = self._inner.note(trial_id, config)
-        # If the searcher does not accept the trial, it is not notified of the trial's end, so the trial would
-        # count as running forever.
+        # A searcher that does not accept a trial is not notified of the trial's end. Without this condition,
+        # the trial would count as running forever.
         if known:
             self._running.add(trial_id)
         return known

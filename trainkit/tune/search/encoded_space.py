@@ -1,4 +1,6 @@
-"""Encoding of configurations for models, and alternatives to suggestions that were tried before."""
+"""Encoding of configurations for models, and new configurations in place of suggestions that were tried
+before.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
 
 
 DRAWS = 100
-"""Number of random draws before a space is enumerated; enough if earlier trials cover a small part."""
+"""Number of random draws before a space is enumerated; so many draws suffice if earlier trials cover a small
+part of the space.
+"""
 
 MAX_LISTED = 10_000
 """Largest number of configurations in a space that is enumerated completely."""
@@ -26,9 +30,9 @@ def alternatives(
 ) -> Iterator[dict[str, Any]]:
     """Yield configurations drawn at random, then all configurations of a small space in random order.
 
-    The search therefore finds no new configuration in two cases only. Either a small space is exhausted, or
-    DRAWS draws from a large space all repeat earlier configurations, because the draws are very uneven or the
-    space is nearly exhausted.
+    The iterator therefore has no new configuration in two cases only. Either a small space is exhausted, or
+    all DRAWS draws from a large space repeat earlier configurations. Draws from a large space repeat if the
+    space is nearly exhausted, or if few of its configurations are probable.
 
     Args:
         space: space to draw from.
@@ -47,7 +51,7 @@ def alternatives(
 
 
 def leaves_open(space: Space, preset: Mapping[Path, Any]) -> bool:
-    """Return True if a configuration with the values of `preset` has further values that must be drawn."""
+    """Return True if `preset` lacks values of the configuration, which must then be drawn."""
     open_: list[Path] = []
 
     def choose(path: Path, leaf: Any) -> Any:
@@ -83,17 +87,18 @@ class Form(Protocol):
         """
 
     def known_by(self, config: Mapping[str, Any], *, exactly: bool = False) -> Any | None:
-        """Encode `config` for the model; None if the encoding can't be determined.
+        """Return the encoding of `config` for the model; None if the encoding can't be determined.
 
         Args:
             config: configuration, which may be outside of the space.
-            exactly: True: return None also if a different encoding gives the same configuration.
+            exactly: True returns None also if several encodings give the same configuration.
         """
 
     def others(self, rng: Generator) -> Iterator[tuple[dict[str, Any], Any | None]]:
-        """Yield random configurations, each with its encoding; None: `known_by` must determine the encoding.
+        """Yield random configurations, each with its encoding; the encoding is None if `known_by` must
+        determine it.
 
-        For a small space the iterator ends after all configurations, for a large one after a fixed number.
+        In a small space, the iterator ends after all configurations; in a large space, after a fixed number.
         """
 
 

@@ -29,8 +29,8 @@ F = TypeVar("F", bound=Form)
 class ModelBasedSearcher(Searcher, Generic[F]):
     """Base of searchers with a model of the results; a subclass provides the model.
 
-    A searcher that is used without a Tuner begins with its first suggestion. Such a searcher uses its own
-    space or the space from `set_search_properties`, and makes any number of suggestions.
+    A searcher that is used without a Tuner begins with its first suggestion. Without a Tuner, a searcher uses
+    its own space or the space from `set_search_properties`, and makes any number of suggestions.
 
     Args:
         space: space to search, in the subclass's form; None: the experiment's space. With a space here,
@@ -46,7 +46,9 @@ class ModelBasedSearcher(Searcher, Generic[F]):
     """
 
     _shared: ClassVar[tuple[str, ...]] = ("_space", "_form")
-    """Attributes that a deep copy shares, because they are compared by identity or write to a storage."""
+    """Attributes that a deep copy of the searcher shares, because they are compared by identity or write to a
+    storage.
+    """
 
     def __init__(
         self,
@@ -75,7 +77,9 @@ class ModelBasedSearcher(Searcher, Generic[F]):
         self._offered: tuple[dict[str, Any], Any | None] = {}, None
         """The last configuration that `alternatives` yielded, and its encoding in the model."""
         self._left_out: set[str] = set()
-        """Earlier trials that are outside of the space, because the space has changed."""
+        """Ids of earlier trials that are outside of the current space, because a restore has changed the
+        space.
+        """
         self._given: tuple[str | None, str | None, dict[str, Any]] = None, None, {}
         """The last arguments of `set_search_properties`, kept until the searcher begins."""
         self._begun = self._alone = False
@@ -84,7 +88,7 @@ class ModelBasedSearcher(Searcher, Generic[F]):
 
     @abstractmethod
     def _form_of(self, space: Any, *, own: bool) -> F:
-        """Return the object that encodes configurations for the model.
+        """Return the form of the space, which encodes configurations for the model.
 
         Args:
             space: the constructor's space, or the experiment's space.
@@ -103,8 +107,8 @@ class ModelBasedSearcher(Searcher, Generic[F]):
     def _suggested(self, trial_id: str, fixed: Any) -> dict[str, Any] | str:
         """Return a configuration that the model suggests, and record it as running; FINISHED: no more exist.
 
-        The random draws depend only on the seed `_base`, the suggestion's number and the number of rejected
-        attempts.
+        The random draws of a suggestion depend only on the seed `_base`, the suggestion's number and the
+        number of rejected attempts.
 
         Args:
             trial_id: id of the configuration in the model.
@@ -266,8 +270,8 @@ class ModelBasedSearcher(Searcher, Generic[F]):
 
     def note(self, trial_id: str, config: dict[str, Any]) -> bool:
         known = self.form.known_by(config)
-        # The entry moves the remaining points of the user back by one index, because the added configuration
-        # takes the index of the next point.
+        # The added configuration takes the index of the user's next point. The new entry moves the user's
+        # remaining points back by one index.
         if known is not None:
             self._to_run.insert(self._number, (None, True))
         return self._took(trial_id, known)
@@ -349,7 +353,10 @@ class RefittedSearcher(LastReportSearcher[F]):
 
     @cached_property
     def _known(self) -> dict[str, tuple[Any, float | None]]:
-        """Encoding and loss of each trial. A loss of None marks a running trial, NaN one without a result."""
+        """Encoding and loss of each trial.
+
+        The loss of a running trial is None, and the loss of a trial without a result is NaN.
+        """
         return {}
 
     def _losses(self) -> list[tuple[Any, float]]:

@@ -1,4 +1,6 @@
-"""Trials made from a searcher's suggestions, which are completed and checked for rules and repetitions.
+"""Trials made from a searcher's suggestions.
+
+Suggestions are completed, and checked for repetitions and against the rules of the space.
 
     searcher.suggest -> whole configuration -> forbidden, or drawn before? -> on_rejected, and once more
                                             -> otherwise a trial
@@ -6,7 +8,7 @@
 Only suggestions that were drawn at random are rejected. Repetitions that come from a grid, constants or the
 user's points are kept. After TRIES rejections in a row the searcher must provide alternatives, which end when
 a finite space is exhausted. A search over two values therefore ends after two trials, and reports the reason.
-A restore repeats these steps, and so creates the same trials.
+A restore repeats the checks and rejections, and so creates the same trials.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class Additions:
 
     Attributes:
         waiting: configurations that have no trial yet, oldest first, each with the number of configurations
-            added before.
+            that were added before it.
         number: number of all added configurations.
         left_out: number of added configurations that will have no trial.
     """
@@ -114,7 +116,7 @@ class TrialSource:
         namer: Namer | None = None,
     ) -> None:
         self._searcher = called(searcher)
-        # Each turn of the experiment's loop asks for this number several times.
+        # The number is cached, because each turn of the experiment's loop reads it several times.
         self._total_samples = partial(meant(type(searcher), Searcher, "total_samples").fget, searcher)
         self.name = type(searcher).__name__
         self.space = space
@@ -138,7 +140,7 @@ class TrialSource:
         """Id of the first trial with each configuration, by the configuration's fingerprint."""
         self._results: dict[str, dict[str, Any] | None] = {}
         self._unknown: set[str] = set()
-        """Trials that the searcher does not know, so their results are not passed to the searcher."""
+        """Trials that the searcher does not know, so that it does not receive their results."""
         self.corrected = 0
         """Number of trials for which a restored searcher did not repeat its original suggestion."""
         self._ahead: dict[str, dict[str, Any] | str] = {}
@@ -160,9 +162,9 @@ class TrialSource:
     def total(self) -> int | None:
         """Upper limit on the number of trials; None: unlimited.
 
-        An added configuration usually counts as one of the samples, like a point to evaluate. The
-        configuration is an additional trial if the space has a grid, which is always tried completely, or if
-        all samples were already suggested.
+        An added configuration usually counts as one of the samples, like a point to evaluate. An added
+        configuration is an additional trial in two cases: the space has a grid, which is always tried
+        completely, or all samples were already suggested.
         """
         total = self._suggested
         return None if total is None else max(total, self._enough)
@@ -174,8 +176,8 @@ class TrialSource:
         added = self.added.number - self.added.left_out
         if total is None or not added:
             return total
-        # If a searcher ends although `num_samples` is -1, it suggests a fixed list. Added configurations are
-        # then additional trials.
+        # A searcher that ends although `num_samples` is -1 suggests a fixed list. Configurations that users
+        # add to a fixed list are additional trials.
         beside = self.space.axes or self._searcher.in_units or self.num_samples == -1
         return total + added if beside else total
 
@@ -198,7 +200,7 @@ class TrialSource:
         return self._searcher.hears_again
 
     def next_trial(self) -> Trial | None:
-        """Return the next trial; None if no trial can be created now, or no further trial will come.
+        """Return the next trial; None if no trial can be created yet, or if no further trial will come.
 
         Raises:
             ConfigError: the searcher raised an exception, or returned something other than a configuration.
@@ -226,7 +228,7 @@ class TrialSource:
         return ONE_CPU if self._request_of is None else self._request_of(trial.config)
 
     def go_on_after(self, trials: Sequence[Trial]) -> None:
-        """Take over the number and the folder names of the trials of a restored experiment."""
+        """Resume the numbering of trials and folder names after the `trials` of a restored experiment."""
         self.created = len(trials)
         self._namer.reserve(trial.dirname for trial in trials)
 
@@ -284,7 +286,8 @@ class TrialSource:
         return self._ahead.get(trial_id)
 
     def add(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Add a configuration to be tried next; return it with missing values drawn.
+        """Add a configuration to be tried next; return the configuration with drawn values in place of
+        missing values.
 
         Raises:
             ConfigError: the configuration does not belong to the space.
@@ -294,7 +297,7 @@ class TrialSource:
         return config
 
     def completed(self, given: Mapping[str, Any], number: int) -> dict[str, Any]:
-        """Return a configuration that a user adds, with missing values drawn.
+        """Return a configuration that a user adds, with drawn values in place of missing values.
 
         Args:
             given: hyperparameters, by name or nested.
@@ -366,19 +369,19 @@ class TrialSource:
         Args:
             trial_id: id of the trial.
             stored: configuration of the trial.
-            same_space: False: the configuration was drawn from a different space than the current space.
+            same_space: False if the configuration was drawn from a different space than the current space.
 
         Returns:
-            The suggestion, with the original objects where the store keeps only names; None: the searcher has
-            ended.
+            The suggestion, with the original objects in place of the names that the store keeps. None if the
+            searcher has ended.
         """
         config = self._searcher.replay(trial_id, stored, same_space=same_space)
         if config is not None:
             return self._accept(trial_id, config)
         proposed = self.propose(trial_id)
         if proposed is None:
-            # The searcher waits for the end of an earlier trial. A restore does not report this end, because
-            # the earlier trial will resume.
+            # The searcher waits for the end of an earlier trial. During the restore, the searcher does not
+            # receive this end, because the earlier trial will resume.
             self._unknown.add(trial_id)
             return self._accept(trial_id, stored)
         if isinstance(proposed, str):
@@ -390,7 +393,9 @@ class TrialSource:
         return self._corrected(trial_id, stored, proposed)
 
     def _corrected(self, trial_id: str, stored: dict[str, Any], proposed: dict[str, Any]) -> dict[str, Any]:
-        """Use `stored`, although the searcher, which was changed or is unseeded, now suggests `proposed`."""
+        """Use the configuration `stored`, although the searcher now suggests `proposed`, because it was
+        changed or has no seed.
+        """
         self.corrected += 1
         if self._searcher.is_drawn(trial_id):
             self._tell("on_rejected", trial_id, None)

@@ -1,4 +1,6 @@
-"""Population Based Training: bad trials take over the state of good trials and vary the hyperparameters."""
+"""Population Based Training: bad trials take over the state and the changed hyperparameters of good
+trials.
+"""
 
 from __future__ import annotations
 

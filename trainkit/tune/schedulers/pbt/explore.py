@@ -38,7 +38,9 @@ MutationPath = tuple[Any, ...]
 """Keys that lead to a value in nested dictionaries, the outermost first; a key may be a number."""
 
 ALIKE = 0.8
-"""Smallest similarity (by difflib) at which a name counts as a misspelling of another name."""
+"""Smallest similarity of two names, by difflib, at which one name counts as a misspelling of the other
+name.
+"""
 _DIGITS = re.compile(r"\d+")
 
 
@@ -59,7 +61,7 @@ def leaves(mutations: Mapping[str, Any], path: MutationPath = ()) -> Iterator[tu
 def completed(
     space: Mapping[str, Any], mutations: Mapping[str, Any], at: MutationPath = ()
 ) -> dict[str, Any]:
-    """Return `space` plus the entries that only `mutations` has; these entries draw the initial values.
+    """Return `space` with the entries that only `mutations` has, from which initial values are drawn.
 
     Raises:
         ConfigError: a mutation can't change the values that the space has under the same name, or the
@@ -71,7 +73,8 @@ def completed(
         if isinstance(mutation, Mapping):
             inner = whole.get(key, {})
             if isinstance(inner, When):
-                # A configuration may lack this branch. If the branch is present, its values are explored.
+                # A configuration may lack a branch of the mutations. The values of a branch are explored only
+                # if the configuration has the branch.
                 continue
             if not isinstance(inner, Mapping):
                 raise ConfigError(
@@ -88,7 +91,9 @@ def completed(
 
 
 def _require_no_misspelling(name: str, key: Any, others: Sequence[Any]) -> None:
-    """Raise ConfigError if `key` resembles one of `others`; names that differ only in digits are allowed."""
+    """Raise ConfigError if `key` is similar to a name in `others`; names that differ only in digits are
+    allowed.
+    """
     lower = str(key).lower()
     by_lower = {other.lower(): other for other in others if isinstance(other, str)}
     near = difflib.get_close_matches(lower, by_lower, n=1, cutoff=ALIKE)
@@ -121,7 +126,7 @@ def _require_explorable(name: str, start: Any, mutation: Any) -> None:
 
 
 Operations = dict[str, str]
-"""Operation that changed each value, by the value's name, such as {'net/lr': '* 1.2', 'act': 'resample'}."""
+"""Operations that changed values, by each value's name, such as {'net/lr': '* 1.2', 'act': 'resample'}."""
 
 
 def explored(
@@ -140,7 +145,7 @@ def explored(
         mutations: checked mutations.
         rng: random generator for all draws.
         resample_probability: probability that a value is drawn again from its mutation, not perturbed.
-        factors: factors for numbers; a perturbed number is multiplied by a random factor of these.
+        factors: factors for numbers; a perturbed number is multiplied by a factor drawn from this list.
 
     Raises:
         ConfigError: a value can't be explored by its mutation; the message names the value.
@@ -238,7 +243,9 @@ def _drawn(mutation: Domain | Callable[[], Any], value: Any, rng: Generator, nam
 def places(
     config: Mapping[str, Any], mutations: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, dict[str, Any], Any]]:
-    """Yield each mutation whose value `config` has: name, mutation, and the value's dictionary and key."""
+    """Yield the mutations of the values that `config` has, each as its name, the mutation, and the value's
+    dictionary and key.
+    """
     for path, mutation in leaves(mutations):
         node = node_at(config, path[:-1])
         if node is not None and path[-1] in node:

@@ -29,9 +29,10 @@ class Member:
         arrival: sequence number of the trial's last judgement among all trials' judgements.
         active: False once the trial has ended.
         paused: sequence number of the trial's current pause among all trials' pauses; None: not paused.
-        inherited: True from a takeover of a donor's state until the next judgement, because the score was
-            reached with the weights before the takeover.
-        offered: intervals and time of each donor, by trial id, when the trial was last offered donors.
+        inherited: True between a takeover of a donor's state and the next judgement. During this time,
+            `score` belongs to the weights before the takeover.
+        offered: intervals and time of each donor, by the donor's trial id, at the last decision that offered
+            donors to the trial.
         change: intervals and time of the donor whose state the trial has taken over since its last report, or
             None.
     """
@@ -91,8 +92,8 @@ class Population:
         """Record a member's report at `time`; return the number of whole intervals in `time`.
 
         After a takeover, `time` counts from the donor's time if the donor's state contains a time, or else
-        from the member's own time. If `time` has not increased, or has jumped past the donor's time, this
-        method assumes that it counts from the donor's time.
+        from the member's own time. This method assumes that `time` counts from the donor's time if `time` has
+        not increased, or has jumped past the donor's time.
         """
         if member.change is not None:
             intervals, donor_time = member.change
@@ -114,7 +115,9 @@ class Population:
         self._pauses += 1
 
     def scores(self, shuffle: Callable[[int], Any] | None = None) -> list[tuple[str, float]]:
-        """Return the scores of judged active members, in the order of judgement or of `shuffle`."""
+        """Return the scores of the active members that were judged, in the order of judgement, or in the
+        random order of `shuffle`.
+        """
         judged = [(m.arrival, m.trial_id, m.score) for m in self.active() if m.score is not None]
         judged.sort()
         order = range(len(judged)) if shuffle is None else shuffle(len(judged))
@@ -149,11 +152,13 @@ class Barrier:
         self._arrived[member.trial_id] = None
 
     def leave(self, member: Member) -> None:
-        """Remove a member that has ended, whether or not the member waits at the barrier."""
+        """Remove an ended member, which may wait at the barrier."""
         self._arrived.pop(member.trial_id, None)
 
     def take_back(self, member: Member) -> None:
-        """Accept an ended member that resumes; an empty barrier moves past the member's last judgement."""
+        """Accept an ended member that runs again; a barrier at which no member waits moves past the member's
+        last judgement.
+        """
         if not self._arrived:
             self.target = max(self.target, member.intervals + 1)
 
@@ -174,7 +179,8 @@ class Barrier:
 def quantile_size(members: int, fraction: float) -> int:
     """Return the size of each quantile: ceil(members * fraction), at most half; 0 for a single member.
 
-    Rounding errors don't count: 10 * 0.3 is 3, although the product is slightly larger.
+    Rounding errors are removed first: 10 * 0.3 counts as 3, although the product of the two floats may be
+    slightly larger.
     """
     return min(math.ceil(members * fraction - 1e-9), members // 2) if members > 1 else 0
 
@@ -203,7 +209,7 @@ def quantiles(scores: Sequence[tuple[str, float]], fraction: float) -> Quantiles
 
     Args:
         scores: members with their scores, larger is better; the first of equal scores ranks higher. A member
-            with minus infinity is not ranked; such a member is in the lower quantile as soon as another
+            with a score of minus infinity is not ranked, and is in the lower quantile as soon as another
             member has a finite score.
         fraction: fraction of the population in each quantile, 0 to 0.5; with 0 both quantiles are empty.
     """

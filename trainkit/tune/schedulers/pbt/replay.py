@@ -54,8 +54,8 @@ class Schedule:
 
     Attributes:
         initial: the configuration at the start.
-        changes: pairs of an iteration and the configuration used after this iteration, in order of
-            iterations.
+        changes: pairs of an iteration and the configuration that the trial uses after the iteration, in order
+            of iterations.
     """
 
     initial: dict[str, Any]
@@ -74,7 +74,7 @@ def policy_lines(
     tags: Mapping[str, str],
     trial_id: str,
 ) -> list[str]:
-    """Return the lines of a trial's policy file; [] if the trial always continued from its own state.
+    """Return the lines of a trial's policy file; [] if the trial never took over a donor's state.
 
     Args:
         exchanges: exchanges of all trials, in order.
@@ -117,8 +117,8 @@ def read_policy(text: str, where: str) -> Schedule:
     changes: list[tuple[int, dict[str, Any]]] = []
     initial, came_from = rows[-1][3], rows[-1][0]
     for trial, donor, step, old, new in reversed(rows):
-        # The last donor found had no earlier exchange, so the schedule begins with the configuration of this
-        # donor.
+        # The loop ends with a donor that had no earlier exchange, so the schedule begins with this donor's
+        # configuration.
         if trial != came_from:
             break
         came_from, initial = donor, old
@@ -135,10 +135,11 @@ class HasLineage(Protocol):
 class PopulationBasedTrainingReplay(TrialScheduler):
     """Train one trial with the schedule of configurations that population based training has found.
 
-    The trial begins with the first configuration of the lineage, which replaces the same keys of
-    `param_space`. At each iteration where the lineage changed its configuration, the trial changes too, and
-    resumes from its own checkpoint. So a deterministic trainable has the same weights as the lineage after
-    the same number of iterations. RunConfig(stop=...) decides when the trial ends.
+    The trial begins with the first configuration of the lineage, whose values replace the values of
+    `param_space` with the same keys. At each iteration where the lineage changed its configuration, the trial
+    changes its configuration too, and resumes from its own checkpoint. So the weights of a deterministic
+    trainable equal the lineage's weights after the same number of iterations. RunConfig(stop=...) decides
+    when the trial ends.
 
     Args:
         policy_file: a `pbt_policy_<trial id>.txt` of trainkit or Ray, the `Result` of a trial, or an
@@ -168,7 +169,7 @@ class PopulationBasedTrainingReplay(TrialScheduler):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        # The schedule itself is stored, because the policy file may be gone when the experiment resumes.
+        # The experiment stores the schedule, because the policy file may be gone when the experiment resumes.
         changes = [[step, config] for step, config in self.schedule.changes]
         return {"policy_file": {"initial": self.schedule.initial, "changes": changes}}
 

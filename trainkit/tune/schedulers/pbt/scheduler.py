@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["PopulationBasedTraining", "PopulationBasedTrainingReplay"]
 
 MOST_TRIES = 100
-"""Largest number of attempts to find an exploration that the rules of the search space allow."""
+"""Largest number of attempts to find an explored configuration that the rules of the search space allow."""
 
 
 class PopulationBasedTraining(TrialScheduler):
@@ -53,15 +53,15 @@ class PopulationBasedTraining(TrialScheduler):
     All trials form the population. A member is judged at multiples of `perturbation_interval`; a report that
     jumps over several multiples counts once. A judged member in the lower quantile exploits: it takes over
     the latest checkpoint of a strictly better member of the upper quantile. Possible donors are tried in
-    random order until a donor has a checkpoint. The member continues with an explored copy of the donor's
-    configuration. With probability `resample_probability`, a mutated value is drawn again. Otherwise a number
-    is multiplied by one of `perturbation_factors`, a value of a list moves to its left or right neighbour,
-    and a `tune.choice` stays. Values keep the range and the type of their domain. A whole number changes by
-    at least one.
+    random order until a donor has a checkpoint. The judged member continues with an explored copy of the
+    donor's configuration. With probability `resample_probability`, a mutated value is drawn again. Otherwise
+    a number is multiplied by one of `perturbation_factors`, a value of a list moves to its left or right
+    neighbour, and a `tune.choice` stays. Values keep the range and the type of their domain. A whole number
+    changes by at least one.
 
     Members that have ended leave the population. A member whose score is NaN is never a donor, and exploits
-    as soon as another member has a score. If the population is larger than the number of running trials, its
-    members take turns at the intervals, the least trained first.
+    as soon as another member has a score. If not all members can run at once, they take turns: at each
+    interval, the least trained members run first.
 
     Args:
         time_attr: name of the reported value that counts the resource spent; the value must not decrease.
@@ -160,11 +160,12 @@ class PopulationBasedTraining(TrialScheduler):
 
     def resize(self, total_samples: int | None) -> None:
         super().resize(total_samples)
-        self._no_more = False  # `on_no_more_trials` is called again if no further trials follow.
+        self._no_more = False  # If no further trials follow, `on_no_more_trials` is called again.
         self._open_barrier_if_all_came()
 
     def on_begin(self) -> None:
-        # A restored experiment may have fewer workers, so each member counts as paused until its next report.
+        # After a restore, fewer members may run at once, so each member counts as paused until its next
+        # report.
         for member in self._members.active():
             if member.paused is None:
                 self._members.pause(member)
@@ -272,8 +273,8 @@ class PopulationBasedTraining(TrialScheduler):
     def explore(self, donor: str, receiver: str) -> tuple[dict[str, Any], Operations]:
         """Return the donor's configuration, changed for the receiver, and the operation on each value.
 
-        If the rules of the search space forbid the result, exploration is repeated, up to `MOST_TRIES` times
-        in all. If all attempts fail, the donor's configuration is returned unchanged.
+        If the rules of the search space forbid the explored configuration, it is explored again, up to
+        `MOST_TRIES` times in all. If all attempts fail, the donor's configuration is returned unchanged.
 
         Raises:
             ConfigError: `custom_explore_fn` returns no configuration, or a value outside its declared domain.
@@ -290,7 +291,9 @@ class PopulationBasedTraining(TrialScheduler):
         return copy.deepcopy(dict(before)), dict.fromkeys(operations, "keep")
 
     def changed(self, donor: Member, receiver: str) -> tuple[dict[str, Any], Operations]:
-        """Return an explored configuration, before `custom_explore_fn` and the rules of the space."""
+        """Return an explored configuration, to which `custom_explore_fn` and the rules of the space are not
+        yet applied.
+        """
         return explored(
             donor.config,
             self.hyperparam_mutations,
@@ -318,7 +321,7 @@ class PopulationBasedTraining(TrialScheduler):
     def _at_barrier(self, member: Member, intervals: int, score: float) -> Decision:
         if intervals < self._barrier.target:
             return CONTINUE
-        # A member that failed while waiting at the barrier arrives twice, but counts once.
+        # A member that failed while it waited at the barrier runs again and arrives twice, but counts once.
         if member.trial_id not in self._barrier:
             self.judge(member, intervals, score)
             self._barrier.arrive(member)
@@ -335,7 +338,9 @@ class PopulationBasedTraining(TrialScheduler):
         return Decision(Verdict.PAUSE, reason, save=member.trial_id in best)
 
     def _open_barrier_if_all_came(self) -> Sequence[str]:
-        """Judge the waiting members once all have arrived; return the upper quantile, or () before that."""
+        """Judge the waiting members if all have arrived, and return the upper quantile; otherwise return
+        ().
+        """
         if self._more_to_come or not self._barrier.all_came:
             return ()
         ranked = self._quantiles()
@@ -359,7 +364,8 @@ class PopulationBasedTraining(TrialScheduler):
     ) -> str | None:
         if pending:
             return pending[0]
-        # An unlimited supply of new trials would keep paused members from ever resuming.
+        # If new trials came first, an unlimited number of new trials would keep paused members from ever
+        # resuming.
         if new and self.total_samples is not None:
             return None
         free = [self._members[trial_id] for trial_id in paused if trial_id not in self._barrier]

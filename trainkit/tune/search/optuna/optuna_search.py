@@ -34,13 +34,14 @@ if TYPE_CHECKING:
 class OptunaSearch(ModelBasedSearcher[OptunaForm]):
     """Searcher that uses a sampler of Optuna.
 
-    For each suggestion, the sampler is seeded again from the seed and the number of the suggestion. A failed
-    trial is reported to Optuna as failed, and is ignored by samplers. A trial is reported as pruned, with its
-    reports, in three cases: the scheduler stopped the trial before its `max_t`, the trial stayed paused to
-    the end, or its last report of the metric is NaN. TPE ranks pruned trials after complete trials, those
-    with the most iterations first, and treats NaN as bad. Other samplers ignore pruned trials. Infinite
-    values are reported unchanged. TPE needs `n_startup_trials` (10) complete trials for its model. Before
-    that, TPE treats paused trials as pruned until they resume, although `storage` shows them as running.
+    For each suggestion, the sampler gets a new seed, made from the search's seed and the suggestion's number.
+    A failed trial is reported to Optuna as failed, and samplers ignore it. A trial is reported as pruned,
+    with its reports, in three cases: the scheduler stopped the trial before its `max_t`, the trial stayed
+    paused to the end, or its last report of the metric is NaN. TPE ranks pruned trials after complete trials,
+    those with the most iterations first, and treats NaN as bad. Other samplers ignore pruned trials. Infinite
+    values are reported unchanged. TPE needs `n_startup_trials` (10) complete trials for its model. While
+    fewer trials are complete, TPE treats paused trials as pruned until they resume, although `storage` shows
+    the paused trials as running.
 
     Args:
         space: dictionary with domains, as in `param_space`; or a dictionary from names to Optuna's
@@ -178,14 +179,16 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         self._study.add(KnownTrial(trial_id, known))
 
     def _forget(self, trial_id: str, result: dict[str, Any] | None) -> None:
-        # Some samplers depend only on results and the seed. For these samplers, the rejected trial gets no
-        # result, and the next draw gets a new seed. Other samplers count their suggestions, so they need a
-        # result for each suggestion.
+        # Some samplers depend only on results and the seed. For samplers of this kind, the rejected trial
+        # gets no result, and the next draw gets a new seed. Other samplers count their suggestions, so each
+        # suggestion needs a result.
         answer = None if samplers.follows_from_trials(self._suggester) else result
         self._study.reject(trial_id, *self._outcome(trial_id, answer), self._looked_at(answer))
 
     def _looked_at(self, result: dict[str, Any] | None) -> dict[str, float]:
-        """Return a report's numbers if the sampler has a `constraints_func`; otherwise {}, to save writes."""
+        """Return a report's numbers if the sampler has a `constraints_func`; otherwise {}, so that less is
+        written.
+        """
         return reported_numbers(result or {}) if samplers.constraints_of(self._suggester) else {}
 
     def replay(
@@ -193,8 +196,8 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
     ) -> dict[str, Any] | None:
         if not same_space or samplers.follows_from_trials(self._suggester):
             return super().replay(trial_id, config, same_space=same_space)
-        # The study in the user's storage contains everything that the sampler wrote, so no new suggestion is
-        # needed if the study contains the trial.
+        # If the study in the user's storage contains the trial, it also contains what the sampler wrote, so
+        # the suggestion need not be repeated.
         known = self._storage is not None and not holds_opaque(config) and self._study.adopt(trial_id)
         self._number += known
         return config if known else None
@@ -254,8 +257,8 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         elif evaluated.pruned or math.isnan(value):
             state = TrialState.PRUNED
         reports = dict(enumerate(evaluated.intermediate_values or []))
-        # The mark is a hash of the point. After a restore, the mark shows whether a study in a database
-        # already contains the point.
+        # The mark of a point is its hash. After a restore, a study in a database already contains the point
+        # if it contains the mark.
         content = encode_config(vars(evaluated))
         mark = f"evaluated {blake2b(content.encode(), digest_size=8).hexdigest()}"
         values = [float(value)] if state is TrialState.COMPLETE else None

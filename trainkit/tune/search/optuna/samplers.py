@@ -1,8 +1,8 @@
 """Optuna's samplers: their seeds, restrictions and log messages.
 
 A suggestion of a fresh TPE, random or Gaussian process sampler depends only on the study's trials and a seed.
-A sampler of these kinds that is used again keeps state that a restore could not rebuild: the groups of a
-conditional space in the order in which trials ended, and the kernel of the last fit. CMA-ES, the genetic
+If such a sampler is used for several suggestions, it keeps state that a restore can't rebuild: the groups of
+a conditional space in the order in which trials ended, and the kernel of the last fit. CMA-ES, the genetic
 samplers, quasi-random sequences and grids write their state into the study with each suggestion.
 """
 
@@ -84,8 +84,8 @@ def _inner(sampler: BaseSampler) -> BaseSampler:
 def follows_from_trials(sampler: BaseSampler) -> bool:
     """Return True if a suggestion of a fresh copy depends only on the study's trials and the seed.
 
-    Other samplers write counts, populations or models into the study. A restore rebuilds this content of the
-    study by repeating the suggestions.
+    Other samplers write counts, populations or models into the study. A restore repeats the suggestions, so
+    the samplers write their counts, populations or models again.
     """
     from optuna.samplers import GPSampler, RandomSampler, TPESampler
 
@@ -96,9 +96,9 @@ def learns_from_paused(sampler: BaseSampler) -> int:
     """Return the number of complete trials below which paused trials count as pruned.
 
     For samplers other than TPE, the number is 0, so paused trials never count as pruned. TPE ranks pruned
-    trials by their reports, after complete trials, so it can build a model before enough trials are complete.
-    A Gaussian process ignores pruned trials, but avoids configurations of running trials. Samplers that keep
-    state between suggestions expect that an ended trial does not run again.
+    trials by their reports, after complete trials. TPE can therefore build a model from pruned trials while
+    few trials are complete. A Gaussian process ignores pruned trials, but avoids configurations of running
+    trials. Samplers that keep state between suggestions assume that an ended trial never runs again.
     """
     from optuna.samplers import TPESampler
 
@@ -107,7 +107,7 @@ def learns_from_paused(sampler: BaseSampler) -> int:
 
 
 def prepared(sampler: BaseSampler, words: Callable[[int], list[int]]) -> BaseSampler:
-    """Return the sampler, or a fresh copy if `follows_from_trials`, with the seeds for one suggestion.
+    """Return the sampler, or a fresh copy if `follows_from_trials` holds, with the seeds for one suggestion.
 
     Args:
         sampler: the user's sampler.

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 
 QUANTILES = 2**20
-"""Number of steps for the quantiles of a normal distribution; with steps, a value has a single encoding."""
+"""Number of steps of the quantiles of a normal distribution.
+
+Because of the steps, each value has a single encoding.
+"""
 
 _PLAIN = (str, int, float, bool, type(None))
 
@@ -58,7 +61,7 @@ class OptunaParameter:
                 self.distribution = CategoricalDistribution(self._params)
             case NormalCode(stepped=stepped):
                 self.distribution = IntDistribution(1, QUANTILES - 1)
-                self.exact = not stepped  # many quantiles round to the same value
+                self.exact = not stepped  # several quantiles round to the same value
             case StepCode(first=first, last=last, log=log):
                 self.distribution = IntDistribution(first, last, log=log)
             case RealCode(ends=(low, high), log=log):
@@ -141,7 +144,7 @@ def _listed(suggest: Callable[[Trial], dict[str, Any]], rng: Generator) -> Found
 class _Enumeration:
     """A sampler for Optuna that enumerates all combinations once; the last parameter changes fastest.
 
-    The values of a parameter come in random order. Which parameters follow may depend on a value, so these
+    The values of a parameter come in random order. The parameters that follow may depend on a value, so they
     are determined again when the value changes. Optuna's BruteForceSampler is not used, because it reads all
     trials for each value, and can't distinguish unhashable values, such as the lists of layers [64] and [64,
     32].
@@ -212,7 +215,9 @@ class OptunaForm(Form, Protocol):
     conditional: bool
 
     def suggest(self, trial: Trial, rng: Generator) -> dict[str, Any]:
-        """Return the configuration that `trial` suggests; `sample_from` functions draw from `rng`."""
+        """Return the configuration that Optuna's `trial` suggests;
+        `sample_from` functions draw from `rng`.
+        """
 
     def param_of(self, name: str, value: Any) -> Any:
         """Return the encoding of a parameter's value for Optuna.
@@ -366,7 +371,7 @@ _ABSENT = object()
 
 
 def form_of(space: Any, *, own: bool) -> OptunaForm:
-    """Return the object that represents a user's `space` for Optuna.
+    """Return the form of a user's `space` for Optuna.
 
     Raises:
         ConfigError: `space` is neither a dictionary of domains or distributions, nor a function.

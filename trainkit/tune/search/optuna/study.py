@@ -4,9 +4,9 @@ Optuna has no state for a paused trial, and a pruned trial can't run again. So t
 trial as running, and samplers read the storage through `PausedAsPruned`.
 
 Samplers see paused trials as pruned only while few trials are complete. TPE ranks every complete trial before
-every pruned trial. So among hundreds of pruned trials, all complete trials would count as good, and TPE would
-not learn from their differences. With enough complete trials, TPE models only complete trials, as BOHB models
-the largest budget with enough observations.
+every pruned trial. Among hundreds of pruned trials, all complete trials would therefore count as good, and
+TPE would not learn from the differences between complete trials. With enough complete trials, TPE models only
+complete trials, as BOHB models the largest budget with enough observations.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PausedAsPruned:
     Args:
         storage: storage that keeps paused trials as running.
         paused: function that returns the numbers of the trials that are paused now.
-        enough: number of complete trials at which the view begins to show paused trials unchanged.
+        enough: number of complete trials from which on the view shows paused trials unchanged.
     """
 
     def __init__(self, storage: BaseStorage, paused: Callable[[], Collection[int]], enough: int) -> None:
@@ -46,7 +46,9 @@ class PausedAsPruned:
         self._paused = paused
         self._enough = enough
         self._seen: dict[int, tuple[FrozenTrial, FrozenTrial]] = {}
-        """Paused trials and their pruned copies, by number; a cache, as each suggestion reads all trials."""
+        """Paused trials and their pruned copies, by the trial's number; cached, because each suggestion reads
+        all trials.
+        """
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_storage":  # `copy` reads these attributes before they exist
@@ -91,7 +93,7 @@ def _pruned(trial: FrozenTrial) -> FrozenTrial:
 
 
 MARK = "trainkit_trial"
-"""Name of the attribute of a stored trial with the trainkit id by which a restore finds the trial."""
+"""Name of the attribute in which Optuna's trial stores its trainkit id, so that a restore finds the trial."""
 
 
 @dataclass
@@ -102,7 +104,7 @@ class KnownTrial:
         trial_id: the trial's trainkit id, or the mark of a point evaluated elsewhere.
         params: values and distributions of the parameters.
         reports: reported values of the metric, by step.
-        state: Optuna's state; None: the trial is running.
+        state: state of the trial in Optuna's terms; None if the trial is running.
         values: values of the metrics at the trial's end.
         marks: trial attributes by which the sampler accepts a trial that it did not suggest.
         attributes: numbers of the trial's last report, if the sampler reads them.
@@ -135,7 +137,8 @@ def _storage_at(given: BaseStorage | str) -> BaseStorage:
 
 
 class LazyStudy:
-    """An Optuna study that is opened on first use; the trials recorded before are then added.
+    """Optuna study that is opened on first use; the trials that were recorded before its opening are then
+    added.
 
     Args:
         modes: "min" or "max", for each metric.
@@ -161,7 +164,7 @@ class LazyStudy:
         self._numbers: dict[str, int] = {}
         """Number of each trial in the open study, by trainkit id."""
         self._told: Counter[str] = Counter()
-        """Number of recorded ends of each trial that a restore has found in the user's storage."""
+        """Number of ends of each trial that a restore has found in the user's storage."""
         self._paused: set[str] = set()
 
     # --- suggestions ------------------------------------------------------------------------------
@@ -190,7 +193,9 @@ class LazyStudy:
                 self._storage.set_trial_system_attr(place, key, "")
 
     def adopt(self, trial_id: str) -> bool:
-        """Take over a trial from the user's storage in a restore; return False if it is missing there."""
+        """Take over a trial from the user's storage in a restore; return False if the storage does not
+        contain the trial.
+        """
         self._open()
         if trial_id not in self._present:
             return False
@@ -309,8 +314,8 @@ class LazyStudy:
                 f"the study {self._name!r} in the storage has the directions {', '.join(theirs)}, but this "
                 f"experiment has {', '.join(self._directions)}: use another study_name"
             )
-        # An exhausted sampler calls `stop` to end the optimisation loop. This searcher has no such loop, so
-        # `stop` is replaced.
+        # An exhausted sampler calls `stop` to end the optimisation loop. The searcher does not use Optuna's
+        # loop, so `stop` is replaced.
         setattr(study, "stop", self._on_exhausted)  # noqa: B010
         self._study_id = self._storage.get_study_id_from_name(self._name)
         self._study = study
@@ -345,7 +350,7 @@ class LazyStudy:
         params, distributions = known.params
         state = known.state if known.state is not None else TrialState.RUNNING
         values = known.values
-        # Optuna's own `tell` also uses the last report as the value of a pruned trial.
+        # The value of a pruned trial is its last report, as in Optuna's own `tell`.
         if state is TrialState.PRUNED and known.reports:
             last = known.reports[max(known.reports)]
             values = None if math.isnan(last) else [last]
