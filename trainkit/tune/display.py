@@ -95,8 +95,8 @@ def duration(seconds: float) -> str:
 
 
 _SHORTER = (
-    # The status column already says that the trial stopped. A reason with a rung or max_t implies that the
-    # scheduler stopped the trial.
+    # These words are left out, because the status column says that the trial stopped, and a rung or max_t in
+    # the reason implies that the scheduler stopped the trial.
     (re.compile(r"^(?:stopped|paused) by [^:]+: (?=rung |reached max_t)"), ""),
     (re.compile(r"(rung \S+) of bracket \d+"), r"\1"),
     (re.compile(r"(rank \d+) of (\d+)"), r"\1/\2"),
@@ -290,7 +290,7 @@ def say(line: str) -> None:
 
 
 QUIET_S = 1.0
-"""Seconds of silent waiting at the end of an experiment before a line explains the wait."""
+"""Seconds of a wait at the end of an experiment after which a line explains the wait."""
 
 
 def wait_saying(what: str, wait: Callable[[float], object], timeout_s: float, say: Say) -> None:
@@ -298,8 +298,8 @@ def wait_saying(what: str, wait: Callable[[float], object], timeout_s: float, sa
 
     Args:
         what: description of the awaited event, for the line.
-        wait: function that waits for the given seconds at most; the function returns true as soon as the
-            event has occurred.
+        wait: function that waits for at most the given number of seconds, and returns a true value as soon as
+            the event has occurred.
         timeout_s: maximum seconds of both calls of `wait` together.
         say: function that prints the line.
     """
@@ -313,7 +313,9 @@ def wait_saying(what: str, wait: Callable[[float], object], timeout_s: float, sa
 
 
 class ExperimentProgress:
-    """Counts and best trials of an experiment. An update reads only new and unfinished trials.
+    """Counts and best trials of an experiment.
+
+    An update reads only trials that are new or were unfinished before.
 
     Args:
         metric, mode: criterion for the best trial, applied to last reports; None: no trial counts as the
@@ -364,7 +366,7 @@ class ExperimentProgress:
 
     @property
     def best(self) -> Trial | None:
-        """The trial with the best last report; among equal trials, the first suggested.
+        """The trial with the best last report; of equal trials, the trial that was suggested first.
 
         None if no last report has the metric, or if all trials have failed.
         """
@@ -431,7 +433,9 @@ class ExperimentProgress:
         return f"best by last report: {self.metric}={value:.6g} at iteration {iteration} of {best.trial_id}"
 
     def best_config_words(self) -> str:
-        """Return text with the best trial's metric and configuration, or that all trials have failed."""
+        """Return text with the best trial's metric and configuration, or text that says that all trials have
+        failed.
+        """
         if self.all_failed and self.metric is not None:
             return f"best by last report: {NONE_BEST}"
         best = self.best

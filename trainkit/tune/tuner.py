@@ -31,8 +31,8 @@ class Tuner:
         param_space: hyperparameters by name: domains such as `tune.uniform(0, 1)`, `tune.grid_search`,
             constants, nested dictionaries and lists.
         tune_config: settings of the search.
-        run_config: settings of storage, stopping and callbacks; None: the RunConfig of the trainer that is
-            passed as the trainable, or the defaults.
+        run_config: settings of storage, stopping and callbacks. None: the defaults, or the RunConfig of a
+            trainer that is passed as the trainable.
 
     Raises:
         ConfigError: an argument is wrong; SpaceError: the search space is wrong.
@@ -75,14 +75,14 @@ class Tuner:
             SerializationError: the trainable or a value can't be sent to a worker; the message names the part
                 that failed.
             ConfigError: the folder already contains an experiment; or the scheduler pauses trials that save
-                no checkpoints. Reports are kept.
+                no checkpoints. The reports so far are kept.
             StoreError: the folder can't be written.
             StorageError: the copy at storage_path can't be written or is incomplete at the end; `get_results`
                 still returns the results.
             NodeDiedError: the runtime's node died repeatedly without progress of any trial.
             KeyboardInterrupt: Ctrl-C was pressed twice; the experiment can still be restored.
-            SystemExit: SIGTERM was received; the error, with code 143, is raised once the experiment has
-                ended as after Ctrl-C.
+            SystemExit: SIGTERM was received. The experiment first ends as after Ctrl-C; the error has the
+                code 143.
         """
         self._results = self._experiment.fit()
         return self._results
@@ -129,7 +129,7 @@ class Tuner:
             storage_filesystem: an fsspec file system for `path`.
             resume_finished: finished trials to resume from their last checkpoints, under the current rules,
                 such as RunConfig(stop=...): True for all, or trial ids, or results.
-            resume_config: treatment of each kind of trial, instead of the arguments `resume_...` and
+            resume_config: treatment of each kind of trial, in place of the arguments `resume_...` and
                 `restart_errored`.
             tune_config: settings to change, such as `num_samples`, and any custom scheduler or searcher of
                 the first run; settings left at their defaults stay as stored.

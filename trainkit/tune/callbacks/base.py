@@ -52,8 +52,8 @@ class Callback:
         `num_samples` is the setting of TuneConfig; `total_num_samples` is the total number of trials
         including grids, or None without a limit. `info` contains `experiment_path`, `metric`, `mode`,
         `objectives`, `time`, `resources`, `trials`, and `past`. The function `past` returns the trials of a
-        resumed experiment that have reported, each with a sequence of its results. The results are read on
-        first access; `len` needs no reading.
+        resumed experiment that have reported, each with a sequence of its results. The results are read from
+        the file on first access, except that `len` reads nothing.
         """
 
     def on_step_begin(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
@@ -109,10 +109,10 @@ class Callback:
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
         """Called when the experiment has ended or was interrupted.
 
-        `info` contains the keys that `on_step_end` gets, and three more keys. `ending` is the reason for an
-        early end, or '' if all trials have ended. `in_order` is False if trials were cut off, for example by
-        a second Ctrl-C. The callback should then return quickly. `say` is a function that prints a line if
-        the callback has to wait; with verbose=0, `say` prints nothing.
+        `info` contains the keys that `on_step_end` receives, and three more keys. `ending` is the reason for
+        an early end, or '' if all trials have ended. `in_order` is False if trials were cut off, for example
+        by a second Ctrl-C. A callback should return quickly if `in_order` is False. `say` is a function that
+        prints a line if the callback has to wait; with verbose=0, `say` prints nothing.
         """
 
     def get_state(self) -> dict[str, Any] | None:
@@ -124,11 +124,11 @@ class Callback:
         return None
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore a state that `get_state` returned before the restore; called after `setup`."""
+        """Restore a state that `get_state` returned in an earlier run; called after `setup`."""
 
 
 ASK_S = 1.0
-"""Seconds after which a reporter is called even without an event."""
+"""Seconds after which a reporter is called even if no event has occurred."""
 
 
 class ProgressReporter:
@@ -153,7 +153,10 @@ class ProgressReporter:
         """
 
     def should_report(self, trials: Sequence[Trial], done: bool = False) -> bool:
-        """Return True to have `report` called now; called after each step, and at the end with done=True."""
+        """Return True if `report` must be called now.
+
+        This method is called after each step, and at the end with done=True.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define should_report()")
 
     def report(self, trials: Sequence[Trial], done: bool, *sys_info: str) -> None:
@@ -237,7 +240,8 @@ def check_callback(callback: Callback) -> None:
 
 
 def hook_of(callback: Callback, hook: str) -> Callable[..., None] | None:
-    """Return the callback's method `hook`, for calls with keywords as in Ray; None if it is not overridden.
+    """Return the callback's method `hook`, for calls with keywords as in Ray; None if the callback does not
+    override the method.
 
     Raises:
         ConfigError: the method does not accept the arguments.

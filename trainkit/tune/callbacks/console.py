@@ -36,7 +36,7 @@ REFRESH_S = 0.5
 SUMMARY_S = 30.0
 """Seconds between two summary lines if no progress block is shown.
 
-The interval doubles while no trial ends.
+The interval between summary lines doubles while no trial ends.
 """
 MAX_LINES = 100
 """Maximum number of lines about finished trials, of lines about failed trials, and of lines about retries."""
@@ -53,8 +53,8 @@ class ConsoleCallback(Callback):
             and lines elsewhere.
         verbose: 2: also print a line for each report; 3: include all metrics in these lines.
         kept: False if the experiment's folder is removed at the end; the folder is then not shown.
-        waits: function that returns what the first trial is waiting for; called while trials are pending and
-            no trial runs.
+        waits: function that returns text about what the first trial is waiting for; called while trials are
+            pending and no trial runs.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class ConsoleCallback(Callback):
         Args:
             trial: trial in its new state.
             what: one word for the new state.
-            why: reason for the new state, cut if the line is too long.
+            why: reason for the new state; the reason is cut if the line is too long.
             rest: text for the end of the line.
         """
         if self._display is not None or (self._lines[trial.status] >= MAX_LINES and self._verbose < 2):
@@ -184,8 +184,8 @@ class ConsoleCallback(Callback):
     def _traceback(self, trial: Trial) -> None:
         """Print the traceback of a failed trial, once for each kind of error and place in the code."""
         failure = trial.failure
-        # If the failure has no Python traceback, the trial's process died, and its last output is already
-        # printed.
+        # If the failure has no Python traceback, the trial's process died, and the last output of the process
+        # is already printed.
         if failure is None or "Traceback (" not in failure.traceback or len(self._told) >= MAX_TRACEBACKS:
             return
         if (kind := (failure.kind, failure.where)) not in self._told:

@@ -80,7 +80,7 @@ class CallbackStates:
                     callback.set_state(json.loads(text))
 
     def keep_when_due(self, now: float) -> None:
-        """Store the states every KEEP_S seconds; `now` is the current time."""
+        """Store the states if the last call of `get_state` was at least KEEP_S seconds before `now`."""
         if self._asked and (self._last is None or now - self._last >= KEEP_S):
             self._last = now
             self.keep_now()
@@ -207,7 +207,9 @@ class CallbackDispatcher:
                 self._of_trial("on_trial_recover", trial, failure=failure)
 
     def _whole(self, trial: Trial) -> dict[str, Any]:
-        """Return all reports of a trial that ran more than once, so that loggers can rewrite its log."""
+        """Return all reports of a trial that ran more than once, so that loggers can rewrite the trial's
+        log.
+        """
         return {"results": self._history(trial.trial_id)} if trial.attempt > 0 else {}
 
     def _of_trial(self, hook: str, trial: Trial, **info: Any) -> None:

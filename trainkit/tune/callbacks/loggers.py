@@ -20,7 +20,7 @@ from trainkit.tune.store.reader import ExperimentReader
 _SMALL = 16_384
 """Number of bytes that the first read of a log requests.
 
-If the read returns fewer bytes, it has reached the end of the file.
+If the first read returns fewer bytes, it has reached the end of the file.
 """
 FLUSH_S = 1.0
 """Maximum seconds by which a log lags behind while its trial runs. The log of an ended trial is complete."""
@@ -31,8 +31,9 @@ MAX_KEPT = 5_000
 class LoggerCallback(Callback):
     """Base class of loggers. When a trial runs again, its log is rewritten from the committed reports.
 
-    Reports are buffered and passed to `log_trial_results` together, at most a second late, and before
-    `log_trial_end` is called. To receive each report at once, override `log_trial_result`.
+    Reports are buffered and passed to `log_trial_results` together, at most a second late. All reports of a
+    trial are passed before `log_trial_end` is called. To receive each report at once, override
+    `log_trial_result`.
     """
 
     # The double underscore mangles these names, so they can't collide with attributes of a subclass. The
@@ -161,8 +162,8 @@ class FileLoggerCallback(LoggerCallback):
 
     def setup(self, *given: Any, **info: Any) -> None:
         self.folder = Path(info["experiment_path"])
-        # A kill between a commit and the write to a log leaves the log incomplete, so the log is written
-        # again.
+        # If the program was killed between a commit and the write to a log, the log is incomplete. So a
+        # restore writes the log again.
         for trial, results in info["past"]():
             if self.length(trial) != len(results):
                 self._rewrite_log(trial, results)
@@ -182,8 +183,8 @@ class FileLoggerCallback(LoggerCallback):
     def contents(self, trial: Trial, filename: str) -> bytes:
         """Return the content of a file in the trial's folder; empty if the file is missing."""
         try:
-            # os.open is faster than open(), which creates a file object; for short files, this takes longer
-            # than reading.
+            # os.open is faster than open(), which creates a file object. For short files, creating the object
+            # takes longer than reading the file.
             descriptor = os.open(f"{self.folder}/{trial.dirname}/{filename}", os.O_RDONLY)
         except FileNotFoundError:
             return b""
@@ -224,8 +225,8 @@ class CSVLoggerCallback(FileLoggerCallback):
                 csv.writer(file).writerows([columns, *lines] if more else lines)
         if late:
             _widen(path, columns, rows)
-        # The column names are stored last. After an error, the next call thus reads them from the header of
-        # the file.
+        # The column names are stored last. So after an error, the next call reads the column names from the
+        # header of the file.
         self._columns[trial.trial_id] = columns
 
     def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
@@ -299,8 +300,8 @@ class JsonLoggerCallback(FileLoggerCallback):
         self._empty: set[str] = set()
         """Ids of trials without a result.json.
 
-        The file is created with the first results or at the trial's end, as creating it takes as long as ten
-        lines.
+        A result.json is created with the first results or at the trial's end, because creating a file takes
+        as long as writing ten lines.
         """
 
     def log_trial_start(self, trial: Trial) -> None:
@@ -338,7 +339,7 @@ def _lines(results: Sequence[Mapping[str, Any]]) -> str:
     for result in results:
         metrics = dict(result)
         own = metrics.pop("config")
-        # Reports of an attempt share one configuration object, so its text is reused.
+        # Reports of an attempt share one configuration object, so the text of the configuration is reused.
         if own is not config or not lines:
             config, text = own, encode_config(own)
         lines.append(f'{encode(metrics)[:-1]},"config":{text}}}\n')

@@ -59,7 +59,7 @@ def full_result(metrics: Mapping[str, Any], origin: Origin, *, done: bool) -> di
     return {
         "trial_id": origin.trial_id,
         "experiment_tag": origin.experiment_tag,
-        "date": None,  # the date among the trial's metrics replaces None
+        "date": None,  # if the trial's metrics contain a date, the date replaces None
         "pid": origin.pid,
         "hostname": origin.hostname,
         "node_ip": origin.node_ip,
@@ -97,7 +97,7 @@ def drop_checkpoints(step: ev.Step, policy: CheckpointConfig, trial: Trial, *, r
 
     No checkpoint is dropped until a report has the value that ranks checkpoints, because
     `checkpoint_score_attribute` may be misspelt. A checkpoint that is offered to another trial is dropped
-    after its copy.
+    after it was copied.
     """
     name = policy.checkpoint_score_attribute
     unknown = name is not None and lookup(trial.last_result, name) is None
@@ -152,7 +152,7 @@ class ActiveAttempt:
         deadline: time by which the process must end, or report, once the outcome is decided.
         interrupts: time at which the running code is interrupted, so that its clean-up runs before the
             deadline.
-        excused: True if the attempt received a request to end, so that a missing metric is no error.
+        excused: True if the attempt has received a request to end. A missing metric is then no error.
         pause: decision to pause the trial, if the outcome is PAUSED.
         saving: True while the trial saves a checkpoint at a report, before it continues.
     """
@@ -176,8 +176,8 @@ class ActiveAttempt:
     def must_end(self, outcome: Outcome, time: float, grace_s: float) -> None:
         """Set the trial's outcome, unless it is already decided; the trial may run to its next report.
 
-        The trial has half of the grace time to reach the report. After that, the trial is interrupted, and
-        has the rest of the grace time for its clean-up.
+        The trial has half of the grace time to reach its next report. After this half, the trial is
+        interrupted, and has the rest of the grace time for its clean-up.
         """
         if self.outcome is None:
             self.outcome, self.excused = outcome, True
@@ -197,7 +197,10 @@ class ActiveAttempt:
 
     @property
     def is_ending(self) -> bool:
-        """True if the attempt must end, and not for a pause; later decisions then have no effect."""
+        """True if the attempt must end, and not for a pause.
+
+        If it is True, later decisions have no effect.
+        """
         return self.outcome is not None and not self.is_pausing
 
     @property
@@ -225,7 +228,7 @@ def take_report(
 def take_along(
     step: ev.Step, policy: CheckpointConfig, trial: Trial, event: ev.Reported | ev.Finished
 ) -> None:
-    """Add the checkpoint and record the problem of an event, if the event has a checkpoint or a problem."""
+    """Add the checkpoint that came with an event, and record the event's problem, if any."""
     if event.checkpoint is not None:
         add_checkpoint(step, policy, trial, event.checkpoint, event.iteration)
     if event.problem:  # a failed clean-up is recorded but does not change the trial's outcome

@@ -1,9 +1,9 @@
 """Controller of an experiment: a state machine from events to records and actions.
 
 The controller reads no clock and no file and starts no process. Each event contains its time. Random numbers
-come from the generators of the searcher and the scheduler. All effects are returned as actions. The caller
-commits the records before it carries out the actions, so a trial continues after a report only once the
-report can't be lost.
+come from the generators of the searcher and the scheduler. All effects are returned as records and actions.
+The caller commits the records before it carries out the actions. So a trial continues after a report only
+once the report can't be lost.
 
 Status changes:   PENDING -- Start --> starting -- Started --> running -- Reported --> ...
                      ^                                            |
@@ -63,7 +63,8 @@ class Controller:
         trials: trials of the resumed experiment, in the order of suggestion; trials with the status PENDING
             will run.
         with_metric: ids of `trials` that have reported the metric.
-        stop: stop rules that have already received the earlier reports; None: new rules from `plan.stop`.
+        stop: stop rules that have already received the reports of earlier runs; None: new rules from
+            `plan.stop`.
         spent_s: seconds that the experiment ran before this run.
         steering: users' commands from earlier runs that still apply.
         owed: decisions on paused trials, by trial id, that the previous run made but did not carry out.
@@ -129,13 +130,13 @@ class Controller:
         state.step.records.append(ev.Noted(time, ev.BEGAN))
         guarded(state, time, state.scheduler.on_begin)
         guarded(state, time, self._tell_total, time)
-        # A kill may have prevented the clean-up after a trial's end, so the clean-up is repeated here.
+        # If the last run was killed, the clean-up after a trial's end may be missing, so the clean-up is
+        # repeated here.
         for trial in self.trials:
             if trial.status.is_finished:
                 drop_checkpoints(state.step, state.plan.checkpoints, trial, running=False)
         end_if_due(state, time)
-        # The restore may have ended trials, after which the scheduler may have new decisions on paused
-        # trials.
+        # If the restore has ended trials, the scheduler may have new decisions on paused trials.
         heed_scheduler(state, time)
         guarded(state, time, take_up_owed, state, self._owed, time)
         _fill(state, time)
@@ -166,9 +167,9 @@ class Controller:
     def raise_error(self) -> None:
         """Raise the error that ended the experiment, if any, and remove it from this object.
 
-        For example, the searcher, the scheduler or a stopper may have raised the error.
-        The error's traceback refers to this object. If this object kept the error, the reference cycle would
-        keep all parameters of the trials in memory until garbage collection.
+        For example, the searcher, the scheduler or a stopper may have raised the error. The error's traceback
+        refers to the controller. If the controller kept the error, the reference cycle would keep all
+        parameters of the trials in memory until garbage collection.
         """
         state = self._state
         error, state.error = state.error, None
@@ -288,7 +289,7 @@ def _take_in(state: ControllerState, trial: Trial, time: float) -> bool:
 
 
 def _nobody_comes(state: ControllerState, time: float) -> bool:
-    """Handle the lack of a trial to start; return True if the search for a trial should be repeated.
+    """Handle the case that no trial can be started; return True if the search for a trial should be repeated.
 
     Raises:
         ConfigError: no trial runs or waits, yet the searcher suggests no trial.
@@ -313,8 +314,8 @@ def _nobody_comes(state: ControllerState, time: float) -> bool:
 
 def _let_paused_go(state: ControllerState, time: float, reason: str) -> None:
     for trial in [trial for trial in state.trials if trial.status is TrialStatus.PAUSED]:
-        # The end of an earlier trial in this loop may already have ended this trial. The call then returns
-        # False.
+        # The end of an earlier trial in this loop may already have ended a later trial. For an ended trial,
+        # the call returns False.
         if paused.forget_pause(state, trial):
             words = guarded(state, time, paused.why_not_chosen, state, trial)
             end_trial(state, trial, time, f"{reason}: {words}" if words else reason)
@@ -334,14 +335,14 @@ def _on_callback_raised(state: ControllerState, event: ev.CallbackRaised) -> Non
 def _on_session_lost(state: ControllerState, event: ev.SessionLost) -> None:
     """Move the experiment to a new session after the loss of its node.
 
-    The loss does not count as a failure of any trial.
+    The loss of a session does not count as a failure of any trial.
     """
     state.step.records.append(ev.Noted(event.time, ev.SESSION_LOST, event.problem))
     if event.by:
         end_experiment(state, Ending(f"stopped by {event.by}", resumable=True), event.time)
     in_a_row = state.losses.count(state.trials)
     lifecycle.lose_all(state, event.time)
-    # Lost processes can't carry out actions, so only the actions on files are kept.
+    # Processes of the lost session can't carry out actions, so only the actions on files are kept.
     state.step.actions[:] = [each for each in state.step.actions if isinstance(each, ev.FILES_ONLY)]
     if state.ending is not None:
         return

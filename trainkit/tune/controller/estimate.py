@@ -1,4 +1,4 @@
-"""Estimate of the remaining time of an experiment."""
+"""Estimate of an experiment's remaining time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def remaining_s(
 
     Args:
         finished: durations of ended trials in seconds.
-        running: trials that run now; the same number of trials is assumed to run at once in future.
+        running: trials that run now. The estimate assumes that the same number of trials run at once in
+            future.
         to_come: number of future trials; None: no limit.
     """
     if to_come is None:
@@ -65,8 +66,8 @@ def remaining_s(
     free_at = [at + skipped_s for at in free_at]
     heapq.heapify(free_at)
     for number in range(laid_out):
-        # Multiples of the golden ratio modulo 1 are evenly spread but unordered, so they replace random
-        # numbers.
+        # Multiples of the golden ratio modulo 1 are evenly spread but not sorted, so they are used in place
+        # of random numbers.
         heapq.heapreplace(free_at, free_at[0] + lengths.quantile((number + 0.5) * _GOLDEN % 1.0))
     return max(free_at)
 
@@ -84,7 +85,7 @@ class _Lengths:
                 survival *= 1 - 1 / at_risk
                 self._steps.append((length, survival))
             at_risk -= 1
-        if survival > 1e-9:  # the longest trial still runs, so its end is only a guess
+        if survival > 1e-9:  # if the longest trial is still running, its end is only a guess
             last = max([*finished, *elapsed])
             end = max(last, median_high(full)) if full else last + (self._area(last) if self._steps else last)
             self._steps.append((end, 0.0))

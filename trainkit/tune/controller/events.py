@@ -1,9 +1,9 @@
 """Events that go into the controller, and records and actions that come out.
 
-No code may change these objects; type checkers verify this. Each report creates about a dozen such objects,
-so they are unfrozen dataclasses with slots. Creating such an object takes two thirds of the time of a named
-tuple and a fifth of the time of a frozen dataclass. Reading a field takes a quarter of the time of a named
-tuple.
+No code may change events, records and actions; type checkers verify this. Each report creates about a dozen
+of these objects, so their classes are unfrozen dataclasses with slots. An object of such a class is created
+in two thirds of the time of a named tuple, and in a fifth of the time of a frozen dataclass. A field is read
+in a quarter of the time of a named tuple.
 
 executor --Event--> controller --Record--> store, then callbacks
                                --Action--> executor
@@ -54,7 +54,7 @@ class Started(_Fixed):
 
 
 class Reported(_Fixed):
-    """The trial has reported and waits in `report()`; with `done`, the trial has also ended.
+    """The trial has reported and waits in `report()`; if `done` is True, the trial has also ended.
 
     `problem`, here and in `Finished`, is the traceback of an exception in the user's clean-up.
     """
@@ -91,7 +91,9 @@ class Saved(_Fixed):
 
 
 class Adopted(_Fixed):
-    """A donor's checkpoint was copied to a paused trial's folder; if the copy failed, `problem` says why."""
+    """The copy of a donor's checkpoint to a paused trial's folder has ended; if the copy failed, `problem`
+    says why.
+    """
 
     trial_id: str
     attempt: int
@@ -244,7 +246,7 @@ class Rearranged(_Fixed):
     Attributes:
         config: new configuration; None: unchanged.
         donor: trial from whose checkpoint the attempt resumes; None: the trial's own checkpoint.
-        donor_iteration: number of the donor's reports before that checkpoint.
+        donor_iteration: number of the donor's reports before the checkpoint from which the attempt resumes.
         before: previous resource request, if the scheduler changed it; otherwise None.
     """
 

@@ -23,7 +23,10 @@ _WORDS = (
     "running low on memory",  # Ray's memory monitor reports this
 )
 _SPEAKING = (RuntimeError, OSError, WorkerDiedError, GangError)
-"""Errors whose text is searched for _WORDS; other errors, such as ValueError, may contain a user's words."""
+"""Errors whose text is searched for _WORDS.
+
+The text of other errors, such as ValueError, may contain these words by chance.
+"""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -48,7 +51,7 @@ class Losses:
         self._furthest: dict[str, int] = {}
 
     def count(self, trials: Sequence[Trial]) -> int:
-        """Count one more loss; return the number of losses since a trial last progressed or ended.
+        """Count a further loss, and return the number of losses since a trial last progressed or ended.
 
         Args:
             trials: all trials, with their current iterations.
@@ -82,7 +85,7 @@ def timeout_words(limit_s: float) -> str:
 
 
 HOPELESS = 12
-"""An unlimited search ends if this number of first trials have failed and no trial has ever reported."""
+"""Number of failed trials after which an unlimited search ends if no trial has ever reported."""
 
 
 def too_many_failed(trials: Sequence[Trial], folder: str, limit: int | None) -> str:
@@ -123,7 +126,7 @@ def grouped(failed: Iterable[tuple[str, Failure]]) -> str:
 def _place(failure: Failure) -> tuple[str, ...]:
     """Return the class and stack frames of an error, which identify the error better than its message.
 
-    The message may depend on the configuration.
+    The message of an error may depend on the configuration.
     """
     frames = re.findall(r'^ *File "(.+)", line (\d+), in (.+)$', failure.traceback, re.MULTILINE)
     if not frames:

@@ -1,6 +1,6 @@
 """Judgement of trials: decisions of the scheduler, then of the stop rules, and their effects.
 
-A decision on a report sets the outcome of the report's trial. Decisions on waiting trials take effect at
+A decision on a report sets the outcome of the report's trial. A decision on a waiting trial takes effect at
 once.
 """
 
@@ -22,8 +22,8 @@ from trainkit.tune.core.stoppers import missing_metric, misspelt
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
 from trainkit.tune.schedulers.base import BY_COMMAND, Decision, Verdict, words_for
 
-# These module constants save time, because every report is compared with them, and reading an attribute of an
-# enumeration is slow.
+# The following module constants save time, because every report is compared with them, and an attribute of an
+# enumeration is slow to read.
 PAUSED, TERMINATED, ERROR = TrialStatus.PAUSED, TrialStatus.TERMINATED, TrialStatus.ERROR
 
 
@@ -31,8 +31,8 @@ def judge(state: ControllerState, active: ActiveAttempt, result: dict[str, Any],
     """Judge a report: set the outcome of its trial, and end the experiment if a rule requires it."""
     if state.source.hears_results:
         guarded(state, event.time, state.source.on_trial_result, active.trial.trial_id, result)
-    # The trial is judged first, because the decision on a trial takes precedence over an end of the whole
-    # experiment.
+    # The trial is judged before the experiment, because the decision on a trial takes precedence over an end
+    # of the whole experiment.
     guarded(state, event.time, _decide, state, active, result, event)
     if not state.has_reports:
         guarded(state, event.time, _require_metric, state, result)
@@ -60,7 +60,8 @@ def _decision(state: ControllerState, result: dict[str, Any], event: ev.Reported
     trial_id, metrics = event.trial_id, event.metrics
     # A report may contain `done` although the user's function has not returned.
     says_done = not event.done and bool(metrics.get("done"))
-    # The scheduler receives every report first, even an invalid one, because a replay does the same.
+    # The scheduler receives every report first, even an invalid report, because a replay also passes every
+    # report to the scheduler.
     decision = state.scheduler.on_result(trial_id, result)
     if decision.reason and state.source.hears_decisions:
         state.source.on_trial_decision(trial_id, result, decision)
@@ -78,7 +79,7 @@ def _decision(state: ControllerState, result: dict[str, Any], event: ev.Reported
         reached = {"stop": "reported done=True"}
     if reached is not None:
         # A stop rule overrides the scheduler's decision, and cancels a takeover of a donor's state. The facts
-        # of the scheduler's decision are kept only to show what the stop replaced.
+        # of the scheduler's decision are kept to show which decision the stop rule has replaced.
         facts = {"instead_of": decision.reason} if decision.donors else decision.reason
         return Decision(Verdict.STOP, {**facts, **reached})
     return decision
@@ -100,7 +101,7 @@ def judge_end(state: ControllerState, trial: Trial) -> Failure | None:
     if not state.plan.metrics or trial.trial_id in state.with_metric or not trial.last_result:
         return None
     lacking = [metric for metric in state.plan.metrics if lookup(trial.last_result, metric) is None]
-    if not lacking:  # the last report has all metrics, so an error about a missing metric would be wrong
+    if not lacking:  # the last report has all metrics, so the check has succeeded
         return None
     metric = lacking[0]
     text = f"{setting('metric', 'TuneConfig')} is {missing_metric(metric, [trial.last_result])}"
@@ -111,7 +112,7 @@ def _require_metric(state: ControllerState, result: Mapping[str, Any]) -> None:
     """Check the experiment's first report for a misspelt metric.
 
     Raises:
-        MetricError: `result` has the metric under another spelling, which the message gives.
+        MetricError: `result` spells the metric differently; the message gives this spelling.
     """
     state.has_reports = True
     for metric in state.plan.metrics:
@@ -171,7 +172,9 @@ def _runs_on(state: ControllerState, active: ActiveAttempt, time: float) -> bool
 
 
 def _pull(state: ControllerState, active: ActiveAttempt) -> None:
-    """Pause a trial at its report on a user's command, if the trial has or can save a checkpoint."""
+    """Pause a trial at its report on a user's command, if the trial has a checkpoint or can save a
+    checkpoint.
+    """
     trial = active.trial
     if trial.checkpoint is None and not state.plan.saves:
         return
@@ -223,7 +226,9 @@ def _applied(
 
 
 def take_up_owed(state: ControllerState, owed: Mapping[str, Decision], time: float) -> None:
-    """Carry out decisions on paused trials that the previous run ended too early to carry out."""
+    """Carry out the decisions on paused trials that the previous run made, but did not carry out before its
+    end.
+    """
     for trial_id, decision in owed.items():
         _require_known_donors(state, trial_id, decision)
         if paused.leave_line(state, state.by_id[trial_id]):
@@ -255,8 +260,8 @@ def end_trial(
     if trial.checkpoints:
         drop_checkpoints(state.step, state.plan.checkpoints, trial, running=False)
     trial_id, result, failed = trial.trial_id, trial.last_result or None, failure is not None
-    # The searcher is notified first, because the scheduler may end other trials now and a replay needs a
-    # fixed order.
+    # The searcher is notified before the scheduler, because the scheduler may end other trials now, and a
+    # replay needs a fixed order.
     guarded(state, time, state.source.on_trial_complete, trial_id, result, failed)
     scheduler = state.scheduler
     guarded(state, time, scheduler.on_trial_error if failed else scheduler.on_trial_complete, trial_id)

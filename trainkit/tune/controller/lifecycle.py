@@ -27,8 +27,8 @@ from trainkit.tune.core.trial import Failure, Trial, TrialStatus
 from trainkit.tune.schedulers.base import Decision, Verdict
 from trainkit.tune.space.serialization import complete, decode_config, encode_config, holds_opaque
 
-# These module constants save time, because every report is compared with a dozen, and reading an attribute of
-# an enumeration is slow.
+# The following module constants save time, because every report is compared with a dozen of them, and an
+# attribute of an enumeration is slow to read.
 PENDING, RUNNING, PAUSED = TrialStatus.PENDING, TrialStatus.RUNNING, TrialStatus.PAUSED
 TERMINATED, ERROR = TrialStatus.TERMINATED, TrialStatus.ERROR
 
@@ -163,7 +163,7 @@ def what_follows(trial: Trial, failure: Failure, policy: FailureConfig) -> Retry
     """Return the decision to retry the trial, or the failure that ends the trial.
 
     Args:
-        trial: the trial; its number of failures does not yet include this failure.
+        trial: the trial that failed; its number of failures does not yet include `failure`.
         failure: failure of the trial's latest attempt.
         policy: the user's policy.
     """
@@ -225,7 +225,7 @@ def fail(state: ControllerState, trial: Trial, failure: Failure, time: float) ->
     state.failed += 1
     limit = state.plan.failure.max_failed_trials
     endless = state.source.num_samples == -1 and math.isinf(state.budget_ends)
-    # The number of running trials is added to the limit, because running trials may only be slow to report.
+    # The number of running trials is added to the limit, because running trials may report later.
     first = state.trials[: HOPELESS + len(state.active)]
     if limit is None and endless and not state.has_reports and all(each.status is ERROR for each in first):
         limit = HOPELESS
@@ -308,7 +308,10 @@ def kill_overdue(state: ControllerState, now: float) -> None:
 
 
 def set_request(state: ControllerState, trial: Trial, time: float) -> bool:
-    """Set the trial's resource request; if it raises or is infeasible, fail the trial and return False."""
+    """Set the trial's resource request.
+
+    If the user's function raises or the request is infeasible, fail the trial and return False.
+    """
     try:
         trial.request = trial.granted or state.source.request(trial)
         state.ledger.require_feasible(trial.request, what=f"trial {trial.name}")

@@ -37,7 +37,9 @@ BEGINS_ANEW = (
 
 
 def between_lines(state: ControllerState) -> int:
-    """Return the number of paused trials that wait for a donor's checkpoint or for the copy of one."""
+    """Return the number of paused trials that wait for a donor's checkpoint, or for the copy of a donor's
+    checkpoint.
+    """
     return len(state.awaiting_donor) + len(state.adopting)
 
 
@@ -71,11 +73,12 @@ def begin_pause(
             wait_again(state.step, trial, time, words[:200])
             line_up(state, trial, time)
             return None
-        if problem:  # a kill while saving is a possible cause, so a retry may succeed
+        if problem:  # the process may have been killed while it saved, so a retry may succeed
             text = f"{state.scheduler.label} paused the trial, which left no checkpoint to resume from: "
             return Failure("CheckpointError", text + problem)
         by = state.scheduler.label if decision.request is None else "a change of resources"
-        # If the trial made no progress since its last restart, it would restart forever.
+        # If the trial has made no progress since its last restart, it fails here, because it would restart
+        # forever.
         if trial.iteration <= state.begun_anew.get(trial.trial_id, -1):
             text = f"{by} paused the trial again without progress, and the trial has {NO_CHECKPOINT}"
             return Failure("ConfigError", text, retry=False)
@@ -108,8 +111,8 @@ def carry_out(state: ControllerState, trial: Trial, decision: Decision, time: fl
 def plan_pause(state: ControllerState, active: ActiveAttempt, decision: Decision) -> None:
     """Set the decision that takes effect once the trial's process has ended.
 
-    The trial takes over the donor's present state, because the scheduler judged this state. The trial's
-    process may end late, when the donor has already trained further.
+    The trial takes over the donor's present state, because the scheduler judged this state. When the trial's
+    process ends, the donor may have trained further.
     """
     withdraw(state, active.trial, active.pause)
     active.pause = decision
@@ -119,7 +122,9 @@ def plan_pause(state: ControllerState, active: ActiveAttempt, decision: Decision
 
 
 def withdraw(state: ControllerState, trial: Trial, decision: Decision | None) -> None:
-    """Withdraw the offers of a decision, and drop the checkpoints that were kept for the trial."""
+    """Withdraw a decision's offers to the trial, and drop the donors' checkpoints that were kept for the
+    trial.
+    """
     for each in () if decision is None else decision.donors:
         donor = state.by_id[each.trial_id]
         if donor.offered.pop(trial.trial_id, None) is not None:
@@ -165,7 +170,7 @@ def retry_exchanges(state: ControllerState, time: float) -> None:
 
 def end_adoption(state: ControllerState, event: ev.Adopted) -> Trial | None:
     """Finish the copy of a donor's checkpoint; return the trial if its configuration changed."""
-    if event.trial_id not in state.adopting:  # the trial was stopped during the copy
+    if event.trial_id not in state.adopting:  # the trial was stopped while the checkpoint was copied
         return None
     decision, donor, iteration = state.adopting.pop(event.trial_id)
     trial = state.by_id[event.trial_id]
@@ -212,7 +217,9 @@ def why_not_chosen(state: ControllerState, trial: Trial) -> str:
 
 
 def forget_pause(state: ControllerState, trial: Trial) -> bool:
-    """Remove a paused trial that must end from its queue and from takeovers; return False if not paused."""
+    """Remove a paused trial that must end from its queue and from pending takeovers; return False if the
+    trial is not paused.
+    """
     hoped = state.awaiting_donor.pop(trial.trial_id, None)
     adopted, *_ = state.adopting.pop(trial.trial_id, (None,))
     withdraw(state, trial, hoped or adopted)

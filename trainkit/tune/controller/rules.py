@@ -48,7 +48,7 @@ FAILED_TRIALS = Ending("too many failed trials", resumable=True)
 BROKEN = Ending("an error", resumable=True)
 
 MOST_AT_ONCE = 1000
-"""Maximum number of trials to start per step; time limits are checked after each step."""
+"""Maximum number of trials to start in one step, so that time limits are checked between two steps."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Plan:
             attempt that takes longer is killed and counts as failed.
         max_iteration: maximum number of reports of a trial, if known; used for estimates.
         failure, checkpoints: RunConfig's settings for failures and for checkpoints.
-        grace_s: seconds that a trial gets to reach its next report after a request to end.
-        cleanup_s: seconds that a trial gets to end once its last report has been judged.
+        grace_s: seconds that a trial has to reach its next report after a request to end.
+        cleanup_s: seconds that a trial has to end once its last report has been judged.
         saves: True if trials can save a checkpoint at any report, as a class with save_checkpoint() can.
         keeps_processes: True if a trial that should pause but would be resumed at once continues in its
             process.

@@ -49,7 +49,7 @@ def next_trial(state: ControllerState, *, has_room: bool) -> Trial | None:
 
 
 def _out_of_turn(state: ControllerState, trial_id: str, *, has_room: bool) -> Trial | None:
-    """Return a prioritised trial if it may run; the scheduler gets only this trial to choose from."""
+    """Return a prioritised trial if it may run; the scheduler may choose only this trial or no trial."""
     choose = state.scheduler.choose_trial_to_run
     if trial_id in state.waiting:
         may = not (state.active and state.by_id[trial_id].alone)

@@ -24,8 +24,8 @@ from trainkit.tune.search.trial_source import TrialSource
 class Line(Sequence[str]):
     """Queue of trial ids in the order of suggestion; trials may be added and removed in any order.
 
-    The first id is read far more often than all ids, so a heap yields the first id. The heap may contain
-    removed ids.
+    The first id is read far more often than all ids, so a heap keeps the ids. The heap may contain ids that
+    were removed from the queue.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class WaitingTrials:
         self.sharing = Line()
         """Ids of paused trials, or of pending trials that may run beside others.
 
-        The ids may be too many to be copied.
+        The queue may have so many ids that a copy would take too long.
         """
         for trial in trials:
             if trial.status is status:
@@ -128,10 +128,10 @@ class Steering:
 
     Attributes:
         paused_by: person who paused the whole experiment, or ''.
-        holds: person who paused a single trial, by trial id.
+        holds: person who paused each single trial, by trial id.
         pulled: ids of trials that a user's command paused while they were running. The scheduler is not
             notified of these pauses, because its decision was that the trials continue.
-        first: prioritised trials with the time of each request; later requests run first.
+        first: prioritised trials with the time of each request; the trial of the latest request runs first.
     """
 
     paused_by: str = ""
@@ -201,12 +201,12 @@ class ControllerState:
         began: start time of this run.
         budget_ends: time at which the time budget is spent.
         has_reports: True if any trial has reported.
-        none_come: True if the scheduler was notified that no new trials follow.
-        more_by: time at which the controller starts further trials.
+        none_come: True if the scheduler has been notified that no new trials follow.
+        more_by: time at which the controller will start further trials.
         losses: counter of consecutively lost sessions.
         left_out: keys with unstorable values that stoppers have added to reports.
-        begun_anew: iteration at which a trial without a checkpoint was last paused, so that it must restart,
-            by trial id.
+        begun_anew: for each trial that must restart because it had no checkpoint at its last pause, the
+            iteration of this pause; by trial id.
     """
 
     plan: Plan

@@ -22,7 +22,10 @@ logger = logging.getLogger("trainkit.tune")
 
 
 def obey(state: ControllerState, event: ev.CommandGiven) -> None:
-    """Carry out a command, or reject it without a change; record the outcome before the effects."""
+    """Carry out a command, or reject the command without a change.
+
+    The outcome is recorded before the effects.
+    """
     place = len(state.step.records)
     try:
         if event.verb not in VERBS:

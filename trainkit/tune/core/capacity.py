@@ -9,7 +9,9 @@ from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.trial import Trial
 
 UNMETERED_LIMIT = 64
-"""Maximum number of concurrent trials without resource requests, as each still needs a process."""
+"""Maximum number of concurrent trials that request no resources; each of these trials still needs a
+process.
+"""
 
 _SIMULATED = {
     "has": "the simulated workers have",
@@ -25,7 +27,8 @@ class ResourceLedger:
         existing: total amounts by resource name, all free at first.
         max_concurrent: maximum number of concurrent trials; None: limited by resources only.
         simulated: True if the resources belong to a simulation's workers and not to the engine.
-        ahead: factor on the total amounts; above 1, more trials are submitted than can run, and some wait.
+        ahead: factor on the total amounts. If the factor is above 1, more trials are submitted than can run
+            at once, and some trials wait.
     """
 
     def __init__(
@@ -58,10 +61,11 @@ class ResourceLedger:
                 require_feasible(request.group, self.existing, what=what, **self._words)
 
     def has_room(self) -> bool:
-        """Return True if a trial like an earlier trial would find free resources, or if no trial exists.
+        """Return True if resources are free for a trial with an earlier trial's request, or if no trial
+        exists.
 
-        If False, the controller does not yet ask the searcher for a configuration, because a later suggestion
-        can use more reports.
+        If the result is False, the controller does not yet request a configuration from the searcher, because
+        the searcher can learn from more reports if the request comes later.
         """
         return not self._asked or any(map(self._fits, self._asked.values()))
 
@@ -87,7 +91,10 @@ class ResourceLedger:
         return limit is None or len(self._held) < limit
 
     def limit(self, max_concurrent: int | None) -> None:
-        """Change the maximum number of concurrent trials; None: limited by resources only. No trial ends."""
+        """Change the maximum number of concurrent trials; None: limited by resources only.
+
+        Running trials continue.
+        """
         self._max_concurrent = max_concurrent
 
     def release(self, trial_id: str) -> None:

@@ -41,7 +41,7 @@ def is_full(error: BaseException) -> bool:
     """Return True if `error` says that the disk or its quota is full."""
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-    if isinstance(error, shutil.Error):  # shutil.copytree collects messages per file instead of exceptions
+    if isinstance(error, shutil.Error):  # shutil.copytree raises one error with a message for each file
         return os.strerror(errno.ENOSPC) in str(error) or os.strerror(errno.EDQUOT) in str(error)
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
@@ -126,7 +126,9 @@ def keep_returned(folder: str, returned: Any) -> None:
 
 
 def given_back(folder: str) -> Any:
-    """Return what `keep_returned` stored in `folder`, a dictionary or a path; otherwise `folder` itself."""
+    """Return the dictionary or path that `keep_returned` stored in `folder`; `folder` itself if nothing is
+    stored.
+    """
     if Path(folder, FILENAME).exists():
         return read_dictionary(folder)
     returned = Path(folder, RETURNED)
@@ -143,7 +145,8 @@ CHECKPOINT_FOLDER = re.compile(r"checkpoint_\d{6,}|\.checkpoint_\d{6,}\.partial"
 def temporary_folder(prefix: str = "trainkit_") -> Iterator[str]:
     """Yield a temporary folder, which is also removed if the calling worker or trial is killed.
 
-    The session removes the folder of a killed process; `tempfile.TemporaryDirectory` would leave it.
+    If the process is killed, the session removes the folder; a folder of `tempfile.TemporaryDirectory` would
+    stay.
 
     Args:
         prefix: first letters of the folder's name.
@@ -174,7 +177,10 @@ class Checkpoint:
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
-        """Return a checkpoint of the directory `path`; only a report of the checkpoint copies the files."""
+        """Return a checkpoint of the directory `path`.
+
+        The files are copied only when the checkpoint is reported.
+        """
         return cls(path)
 
     @classmethod
@@ -260,8 +266,8 @@ def checkpoint_dirname(number: int) -> str:
 def commit_directory(partial: str, target: str, *, durable: bool = True) -> None:
     """Flush all files under `partial` to the disk and rename the folder to `target`.
 
-    A folder that already exists at `target` is removed. It comes from an attempt that ended before its report
-    was committed, so no report refers to the folder.
+    A folder that already exists at `target` is removed. A folder at `target` comes from an attempt that ended
+    before its report was committed, so no report refers to the folder.
 
     Args:
         partial: current path of the folder, under a temporary name.
@@ -300,7 +306,9 @@ def link_checkpoint(source: str, trial_dir: str, dirname: str, *, durable: bool 
 
 
 def link_or_copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Hard-link a file, so that its content outlives `source`; copy it if linking is not supported."""
+    """Hard-link a file, so that its content stays when `source` is removed; copy the file if linking is not
+    supported.
+    """
     try:
         os.link(source, target)
     except FileNotFoundError:

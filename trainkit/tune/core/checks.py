@@ -26,7 +26,7 @@ _OLDER = {
 
 
 def named_settings(cls: type[T]) -> type[T]:
-    """Give a settings class a constructor whose error for an unknown setting lists the known settings."""
+    """Change a settings class: its constructor's error for an unknown setting lists the known settings."""
     construct = cls.__init__
     known = [*inspect.signature(cls).parameters]
 
@@ -174,7 +174,7 @@ def call_problem(function: Callable[..., Any], positional: int, by_name: Iterabl
 
 
 def shown_signature(function: object) -> str:
-    """Return a function's signature as text without annotations, or "=3" for a value such as 3."""
+    """Return the signature of a function as text without annotations; for a value such as 3, return "=3"."""
     if not callable(function):
         return f"={function!r}"
     signature = inspect.signature(function)
@@ -192,7 +192,7 @@ NOT_KEPT = _NotKept()
 
 
 def arguments_of(thing: object) -> dict[str, Any]:
-    """Return an object's constructor arguments, read from its attributes of the same names."""
+    """Return the constructor arguments of an object, which are read from its attributes of the same names."""
     return {name: getattr(thing, name, NOT_KEPT) for name in inspect.signature(type(thing)).parameters}
 
 
@@ -211,7 +211,7 @@ else:
     class free:
         """Property that an object may override by assigning a value to the attribute of the same name.
 
-        The class defines no `__set__`, so Python itself prefers the value of the object.
+        The class defines no `__set__`, so Python prefers the value in the object's `__dict__`.
         """
 
         def __init__(self, fget):
@@ -223,7 +223,10 @@ else:
 
 @functools.lru_cache(maxsize=256)
 def meant(cls: type, base: type, name: str) -> Any:
-    """Return the attribute `name` of `cls`; skip attributes that can't override the attribute of `base`."""
+    """Return the attribute `name` of `cls`.
+
+    Attributes that can't override the attribute of `base` are skipped.
+    """
     ours = vars(base)[name]
     return next(own for each in cls.__mro__ if _is_like(own := vars(each).get(name), ours))
 

@@ -29,20 +29,22 @@ class Settings:
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = {each.name for each in fields(self)}
-        if not own <= vars(self).keys():  # the constructor is still running, and checks all values at its end
+        # while the constructor runs, nothing is checked; it checks all values at its end
+        if not own <= vars(self).keys():
             object.__setattr__(self, name, value)
             return
         known = self.__dataclass_fields__
         settings = next(cls for cls in type(self).__mro__ if "__dataclass_fields__" in vars(cls))
-        # A user's subclass may have attributes that are not settings. Assignments to such attributes are not
-        # checked.
+        # A subclass of a user may have attributes that are not settings. Assignments to these attributes are
+        # not checked.
         if type(self) is not settings and name not in known:
             object.__setattr__(self, name, value)
             return
         if name not in known:
             raise AttributeError(f"{type(self).__name__} has no setting {name!r}.{did_you_mean(name, known)}")
         given = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
-        # The base class is constructed, because a subclass's constructor may have different parameters.
+        # An object of the base class is constructed, because the constructor of a user's subclass may have
+        # different parameters.
         vars(self).update(vars(settings(**{**given, name: value})))
 
 
@@ -54,13 +56,14 @@ class FailureConfig(Settings):
 
     Args:
         max_failures: maximum number of retries of a failed trial, from its last checkpoint; -1: no limit.
-        fail_fast: True: the first trial in ERROR ends the experiment. "raise": `fit` also raises the trial's
-            error; the first exception of a callback in RunConfig(callbacks=...) has the same effect.
+        fail_fast: True: the first trial in ERROR ends the experiment. "raise": `fit` also raises the error of
+            this trial. With "raise", the first exception of a callback in RunConfig(callbacks=...) also ends
+            the experiment, and `fit` raises it.
         max_failed_trials: number of trials in ERROR at which the experiment ends; None: no limit.
         out_of_memory: policy for a trial that runs out of memory on the CPU or the GPU. None: the same policy
             as for other failures. "retry_alone": one retry while no other trial runs. A function receives the
             configuration and returns a replacement, for example with half the batch size, or None to give up.
-            These retries do not count towards `max_failures`.
+            Retries by this policy do not count towards `max_failures`.
 
     Raises:
         ConfigError: a value is out of range, or two values contradict each other.
@@ -129,9 +132,9 @@ class CheckpointConfig(Settings):
 class Syncer(ABC):
     """Copier of folders, for `RunConfig(storage_path=..., storage_filesystem=MySyncer())`.
 
-    Calls never overlap, and each call of another method is followed by a call of `wait`. If a method raises
-    an exception or returns False, its operation counts as failed. The failure is reported once, and the next
-    round retries.
+    Calls never overlap. After each call of another method, `wait` is called. If a method raises an exception
+    or returns False, its operation counts as failed. The failure is reported once, and the operation is
+    retried in the next round.
 
     Args:
         sync_period: stored for subclasses that read it; `SyncConfig(sync_period=)` sets the interval of the
@@ -145,7 +148,9 @@ class Syncer(ABC):
 
     @abstractmethod
     def sync_up(self, local_dir: str, remote_dir: str, exclude: list[str] | None = None) -> bool:
-        """Copy a local folder to an address and replace existing files; return False if it can't start."""
+        """Copy a local folder to an address and replace existing files; return False if the operation can't
+        begin now.
+        """
 
     @abstractmethod
     def sync_down(self, remote_dir: str, local_dir: str, exclude: list[str] | None = None) -> bool:
@@ -156,7 +161,7 @@ class Syncer(ABC):
         """Delete a folder at an address; return False if the operation can't begin now."""
 
     def wait(self, timeout: float | None = None) -> None:
-        """Return when the last started operation is done; raise if it failed."""
+        """Return when the last started operation is done; raise an exception if the operation failed."""
 
 
 @named_settings

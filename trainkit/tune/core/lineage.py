@@ -1,4 +1,4 @@
-"""Exchanges of weights between trials, and the training history that led to a trial's weights."""
+"""Exchanges of weights between trials, and the training histories of trials' weights."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def lineage(
     before = 0
     for part in reversed(found):
         whose, config, first, end = part
-        # If the trial has not reported since its last exchange, the last part stays although it is empty,
-        # because callers read the configuration of the next training from it.
+        # If the trial has not reported since its last exchange, the last part is empty. This part stays,
+        # because callers read the configuration of the trial's further training from the last part.
         if end > first or part is found[0]:
             stretches.append(Stretch(whose, config, first, end, before))
             before += end - first
@@ -96,7 +96,7 @@ def ages(exchanges: Sequence[Exchange]) -> Callable[[str, int], int]:
     def age(trial_id: str, iteration: int, *, after: bool = False) -> int:
         """Return the number of reports that trained the weights at `iteration`.
 
-        With `after`, count an exchange at this iteration too.
+        If `after` is True, an exchange at `iteration` is also taken into account.
         """
         taken = reversed(shifts.get(trial_id, []))
         return iteration + next((shift for since, shift in taken if since < iteration + after), 0)

@@ -33,7 +33,10 @@ _decoder = json.JSONDecoder()
 _to_text = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 MAX_BITS = 1023
-"""Maximum bits of a reported integer; larger integers can't become a float, which comparisons need."""
+"""Maximum number of bits of a reported integer.
+
+Larger integers can't be converted to a float, which comparisons need.
+"""
 
 MAX_ELEMENTS = 10_000
 """Maximum number of elements of a reported array, because the store keeps every report."""
@@ -62,7 +65,8 @@ def plain_metrics(metrics: Any) -> dict[str, Any]:
 def keep_added(
     metrics: dict[str, Any], result: dict[str, Any], known: frozenset[Any], left_out: set[Any]
 ) -> bool:
-    """Copy values that callbacks and stoppers added to a result into the report; return True if any exist.
+    """Copy the values that callbacks and stoppers have added to a result into the report; return True if such
+    values exist.
 
     Changes of reported values are not copied, because a restore passes the original report to the stoppers
     again.
@@ -118,7 +122,7 @@ def _plain_metric(value: Any, key: str) -> Any:
 def _as_plain(value: Any, key: str) -> Any:
     """Return arrays and sets as lists, dates, paths and bytes as strings, and durations in seconds."""
     shape = getattr(value, "shape", None)
-    # NumPy and torch arrays are recognized by these attributes, so that neither package is imported.
+    # NumPy and torch arrays are recognized by their attributes, so that neither package is imported.
     if shape is not None and hasattr(value, "tolist"):
         if math.prod(shape) > MAX_ELEMENTS:
             raise MetricError(
@@ -195,7 +199,8 @@ def storing_problem(values: Mapping[Any, Any]) -> str | None:
 def parsed(text: str) -> Any:
     """Return the value of a JSON text."""
     value, end = _decoder.raw_decode(text)
-    # Texts from `encode` have no surrounding spaces, so `raw_decode` suffices in half the time of `decode`.
+    # Texts from `encode` have no spaces around them, so `raw_decode` suffices, which takes half the time of
+    # `decode`.
     return value if end == len(text) else _decoder.decode(text)
 
 
@@ -275,7 +280,8 @@ def lookup(metrics: Mapping[str, Any], name: str) -> Any:
 def number_of(metrics: Mapping[str, Any], name: str) -> float | None:
     """Return the metric that `lookup` finds if it is a number; else None."""
     value = metrics.get(name)
-    # Plain numbers, which are most values, are returned at once, because each report makes dozens of calls.
+    # Most values are plain numbers, which are returned at once, because each report calls this function
+    # dozens of times.
     if type(value) is float or type(value) is int:
         return value
     value = lookup(metrics, name)

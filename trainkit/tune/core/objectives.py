@@ -62,7 +62,10 @@ def require_both(metric: str | None, mode: str | None) -> None:
 
 
 def point_of(report: Mapping[str, Any], objectives: Sequence[Objective]) -> Point | None:
-    """Return the report as a Point, with all values -inf if one is not finite; None if a value is missing."""
+    """Return the report as a Point; None if a value is missing.
+
+    If a value is not finite, all values of the Point are -inf.
+    """
     point = []
     for objective in objectives:
         value = lookup(report, objective.metric)
@@ -73,7 +76,9 @@ def point_of(report: Mapping[str, Any], objectives: Sequence[Objective]) -> Poin
 
 
 def dominates(one: Point, other: Point) -> bool:
-    """Return True if `one` is at least as good in all objectives and better in at least one."""
+    """Return True if `one` is at least as good as `other` in all objectives, and better in at least one
+    objective.
+    """
     return one != other and all(mine >= theirs for mine, theirs in zip(one, other, strict=True))
 
 
@@ -93,9 +98,10 @@ class ParetoRanking:
     """Ranking by Pareto front, updated with each new point; within a front, points that are far apart rank
     first.
 
-    It uses non-dominated sorting. A greedy epsilon-net orders each front: the earliest point first, then
-    always the point farthest from the points already taken. R. Schmucker, M. Donini, M. B. Zafar, D. Salinas
-    and C. Archambeau, "Multi-objective Asynchronous Successive Halving" (arXiv 2106.12639), section 4.
+    The fronts come from non-dominated sorting. A greedy epsilon-net orders each front: the earliest point
+    comes first, then always the point that is farthest from the points already taken. R. Schmucker, M.
+    Donini, M. B. Zafar, D. Salinas and C. Archambeau, "Multi-objective Asynchronous Successive Halving"
+    (arXiv 2106.12639), section 4.
     """
 
     def __init__(self) -> None:
@@ -117,7 +123,8 @@ class ParetoRanking:
         while number < len(self._fronts):  # dominated points move to the next front
             front = self._fronts[number]
             pushed = [each for each in front if self._dominated(points[each], moving)]
-            if len(pushed) == len(front):  # the moving points become a new front before this front
+            # if the whole front moves, the moving points form a new front before it
+            if len(pushed) == len(front):
                 break
             gone = set(pushed)
             self._fronts[number] = sorted([*(each for each in front if each not in gone), *moving])
@@ -199,7 +206,7 @@ def all_failed(trials: Sequence[Trial]) -> bool:
 
 
 def best_last(trials: Sequence[Trial], metric: str | None, mode: str | None) -> Trial | None:
-    """Return the trial with the best last report; among equal trials, the first.
+    """Return the trial with the best last report; of equal trials, the trial that was suggested first.
 
     None if `metric` is None, if no last report has a finite value of the metric, or if all trials have
     failed.
@@ -215,8 +222,8 @@ def best_row(reports: Sequence[Mapping[str, Any]], metric: str, mode: str) -> di
     """Return the earliest report with the best finite `metric`; None if no report has a finite value."""
     sign = -1 if mode == "min" else 1
     rated = [(sign * value, report) for report in reports if is_finite(value := lookup(report, metric))]
-    # Reports are dictionaries. The annotation is Mapping, so that callers can pass lists of any class of
-    # dictionaries.
+    # All reports are dictionaries, but the annotation is Mapping, so that callers can pass lists of any class
+    # of dictionaries.
     return max(rated, key=itemgetter(0))[1] if rated else None  # type: ignore[return-value]
 
 
@@ -230,7 +237,7 @@ def trial_score(
         metric: name of the value to compare.
         mode: "min" or "max".
         scope: one of SCOPES.
-        keep_all: True: keep infinities, and NaN as the worst score; False: ignore them.
+        keep_all: True keeps infinities, and NaN as the worst score; False ignores infinities and NaN.
 
     Raises:
         ConfigError: `scope` is not in SCOPES.

@@ -56,7 +56,7 @@ class PlacementGroupFactory:
 
     @property
     def group(self) -> list[dict[str, float]]:
-        """The bundles that are not empty; fewer than two need no placement group."""
+        """The bundles that are not empty; a placement group is needed only for two or more such bundles."""
         return [dict(bundle) for bundle in self.bundles if bundle]
 
     @property
@@ -194,7 +194,7 @@ class Bound:
             try:
                 resources = resources(config)
             except ConfigError:
-                raise  # a ConfigError already explains what to do, so it is not wrapped
+                raise  # the message of a ConfigError already says what to do
             except Exception as error:
                 raise TuneArgumentError(
                     f"the resources of a trial of {self.name} are unknown: {name_of(resources)} raised "
@@ -238,9 +238,9 @@ def with_parameters(trainable: Any, **parameters: Any) -> Bound:
 class ScalingConfig:
     """Resource request of a trial that starts `num_workers` processes.
 
-    As in Ray, the trial's own process takes none of these resources. These resources are for the tasks,
-    actors or trainers that the process starts. A function that computes in its own process requests {"cpu":
-    2, "gpu": 1} instead.
+    As in Ray, the trial's own process takes none of these resources. The resources are for the tasks, actors
+    or trainers that the process starts. For a function that computes in its own process, use a request such
+    as {"cpu": 2, "gpu": 1} in place of this class.
 
     Args:
         trainer_resources: resources of the workers' coordinator, which shares a bundle with the first worker;
@@ -320,7 +320,9 @@ class ScalingConfig:
         return total([trainer, *[self._worker] * self.num_workers])
 
     def as_placement_group_factory(self) -> PlacementGroupFactory:
-        """Return the bundles: {} for the trial's process, coordinator with first worker, other workers."""
+        """Return the request with its bundles: {} for the trial's process, then the coordinator with the
+        first worker, then the other workers.
+        """
         first = total([self._trainer, *[self._worker] * min(self.num_workers, 1)])
         rest = [self._worker] * max(self.num_workers - 1, 0)
         return PlacementGroupFactory([{}, first, *rest], self.placement_strategy)

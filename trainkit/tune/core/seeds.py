@@ -22,7 +22,7 @@ def fresh_seed() -> int:
     Python's. The seed is therefore reproducible if the program seeds NumPy's or Python's global generator.
     """
     numpy_random = sys.modules.get("numpy.random")
-    # NumPy's generator lacks a seed sequence only after a call of `numpy.random.seed(n)`.
+    # NumPy's generator has no seed sequence only if the program has called `numpy.random.seed(n)`.
     if numpy_random is not None and numpy_random.get_bit_generator().seed_seq is None:
         return int(numpy_random.randint(0, 2**32, dtype="uint32"))
     return random.getrandbits(32)
@@ -36,7 +36,9 @@ def suggestion_generator(seed: int, index: int, redraw: int = 0) -> Generator:
 
 
 def addition_generator(seed: int, number: int) -> Generator:
-    """Return the generator for missing values of a user's configuration; `number` were added before."""
+    """Return the generator for the missing values of a configuration that a user added after `number`
+    others.
+    """
     return _generator(seed, 7, number)
 
 
@@ -50,7 +52,7 @@ def _of_suggestion(seed: int, index: int, redraw: int) -> SeedSequence:
 
     entropy: Any = (seed, index, redraw) if redraw else (seed, index)
     if seed <= _MOST and index <= _MOST:
-        # NumPy takes longer to convert a tuple, so the array is made here.
+        # The array is made here, because NumPy takes longer to convert a tuple.
         entropy = numpy.array(entropy, numpy.uint32)
     return numpy.random.SeedSequence(entropy)
 
@@ -79,8 +81,8 @@ def simulation_generator(seed: int, purpose: str) -> Generator:
 
 
 def trial_draws(seed: int) -> tuple[Generator, Callable[[int, int], None]]:
-    """Return a generator for simulated trials, and a function that sets the generator to a trial and
-    iteration.
+    """Return a generator for simulated trials, and a function that sets the generator's counter for a trial
+    and an iteration.
 
     The generator Philox computes each number from a counter (Salmon et al. 2011, "Parallel random numbers: as
     easy as 1, 2, 3"). Setting the counter takes a tenth of the time of creating a generator.

@@ -13,10 +13,11 @@ class SettingNames:
     """Names of the settings in messages, and defaults, for an interface such as the scikit-learn searches.
 
     Attributes:
-        names: name of the interface's argument for each setting of the tuner.
+        names: names of the interface's arguments, by the setting of the tuner that each argument sets.
         other: format string for a setting missing in `names`, with the setting's name as its only field; "":
             the setting keeps its name in the tuner.
-        resume: instruction for resuming an experiment that ended early; "{path!r}" stands for its folder.
+        resume: instruction for resuming an experiment that ended early; "{path!r}" stands for the
+            experiment's folder.
         doing: name of the activity in messages, such as "Tuning".
         raises: True if the interface raises a trial's error, so that messages need not print the error too.
         trains: True if the only trial is a training; see `settings.stop_grace_s`.

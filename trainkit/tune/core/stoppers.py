@@ -78,9 +78,9 @@ With shorter words, different metrics would be confused, such as 'rmse' and 'rms
 def misspelt(name: str, result: Mapping[str, Any]) -> str | None:
     """Return the reported name that `name` probably misspells; None if no name is close enough.
 
-    'los' misspells 'loss', but 'val_loss' does not misspell 'loss', nor does 'mape' misspell 'mae'. Each word
-    of `name` must equal the word at the same position of the reported name, or differ from this word by one
-    typing error. Names that differ only in digits are different names.
+    For example, 'los' misspells 'loss', but 'val_loss' is not a misspelling of 'loss', and 'mape' is not a
+    misspelling of 'mae'. Each word of `name` must equal the word at the same position of the reported name,
+    or differ from this word by one typing error. Names that differ only in digits are different names.
     """
     alike = [other for other in reported_names(result) if _is_slip(name, other)]
     return next(iter(difflib.get_close_matches(name, alike, n=1, cutoff=0.0)), None)
@@ -96,7 +96,9 @@ def _is_slip(name: str, other: str) -> bool:
 
 
 def _is_slip_of_word(word: str, other: str) -> bool:
-    """Return True for equal words, or if one letter is missing, doubled, wrong or swapped with the next."""
+    """Return True if two words are equal, or if one letter is missing, doubled, wrong or swapped with the
+    next letter.
+    """
     short, long = sorted((word, other), key=len)
     if short == long:
         return True
@@ -104,7 +106,8 @@ def _is_slip_of_word(word: str, other: str) -> bool:
         return False
     if len(short) + 1 == len(long):
         if long[:-1] == short:
-            # 'los' misspells 'loss', whose last letter is doubled, but 'map' and 'mape' are different names.
+            # A missing letter of a doubled pair is a misspelling, as in 'los' for 'loss', but 'map' and
+            # 'mape' are different names.
             return len(long) >= LONG or long[-1] == short[-1]
         return len(short) >= LONG and any(long[:at] + long[at + 1 :] == short for at in range(len(long)))
     wrong = [at for at in range(len(long)) if len(short) == len(long) and short[at] != long[at]]
@@ -124,8 +127,9 @@ def _words(name: str) -> list[str]:
 DONE = "done"
 """Key with which a report ends its trial: {"done": True}."""
 OneStopRule = Mapping[str, float] | Callable[[str, dict[str, Any]], bool]
-"""Bounds such as {"accuracy": 0.99, "training_iteration": 50}: a trial ends when it reaches one of them; or a
-function (trial_id, result) -> bool, which may be a `Stopper`."""
+"""Bounds such as {"accuracy": 0.99, "training_iteration": 50}: a trial ends when it reaches one of the
+bounds. A rule may also be a function (trial_id, result) -> bool, or a `Stopper`.
+"""
 StopRule = OneStopRule | Sequence[OneStopRule]
 """One stop rule, or several stop rules; the first rule that applies ends the trial."""
 
@@ -147,11 +151,16 @@ class Stopper(ABC):
         return False
 
     def reason(self) -> Mapping[str, Any]:
-        """Return named values that explain why the stopper returned True; they are stored with the stop."""
+        """Return values, by name, that explain why the stopper returned True.
+
+        These values are stored with the stop.
+        """
         return {}
 
     def on_time(self, elapsed_s: float) -> None:
-        """Receive the experiment's running time in seconds, without pauses before a restore."""
+        """Receive the experiment's running time in seconds; the time between a run and its restore does not
+        count.
+        """
 
     @free
     def deadline_s(self) -> float:
@@ -240,8 +249,8 @@ class TrialPlateauStopper(Stopper):
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         value = reported(self, self.metric, result)
         iteration = reported(self, "training_iteration", result)
-        # A retry repeats the reports after its checkpoint, so the earlier entries of those iterations are
-        # dropped.
+        # A retry repeats the reports that followed its checkpoint, so the earlier entries of the repeated
+        # iterations are dropped.
         before = [entry for entry in self._windows.get(trial_id, []) if entry[0] < iteration]
         window = self._windows[trial_id] = [*before, (iteration, value)][-self.num_results :]
         if iteration < self.grace_period or len(window) < self.num_results or self._is_bad(value):
@@ -308,7 +317,8 @@ class ExperimentPlateauStopper(Stopper):
 
 
 class TimeoutStopper(Stopper):
-    """Stopper that ends the experiment after a total running time; pauses before a restore don't count.
+    """Stopper that ends the experiment after a total running time; the time between a run and its restore
+    does not count.
 
     Args:
         timeout: maximum running time, in seconds or as a timedelta.

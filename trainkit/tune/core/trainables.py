@@ -64,8 +64,8 @@ def older_arguments(
     """
     code = getattr(function, "__code__", None)
     # inspect.signature is slow and takes much memory, so the call is skipped for a function that can't have
-    # the argument. Such a function has no variable with this name, and no attributes, because `__wrapped__`
-    # or `__signature__` could change its parameters.
+    # the argument. A function can't have the argument if it has no variable with this name and no attributes.
+    # Attributes such as `__wrapped__` or `__signature__` could change its parameters.
     lacks_it = code is not None and not vars(function) and CHECKPOINT_DIR not in code.co_varnames
     if lacks_it or CHECKPOINT_DIR in parameters:
         return {}
@@ -73,7 +73,7 @@ def older_arguments(
         wanted = inspect.signature(function).parameters.get(CHECKPOINT_DIR)
     except ValueError:
         return {}
-    # functools.partial shows an argument that the user has bound as a parameter with a default. The bound
-    # argument must not be replaced.
+    # In the signature of a functools.partial, an argument that the user has bound appears as a parameter with
+    # a default. An argument that the user has bound must not be replaced.
     by_partial = CHECKPOINT_DIR in getattr(function, "keywords", ())
     return {CHECKPOINT_DIR: checkpoint} if wanted is not None and not by_partial else {}

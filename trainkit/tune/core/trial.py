@@ -31,7 +31,8 @@ class TrialStatus(StrEnum):
         return self in _FINISHED
 
 
-# A tuple is used, because a set would need the hash of the status, which an enumeration recomputes each time.
+# A tuple is faster than a set, which would need the hash of the status, because an enumeration computes its
+# hash again each time.
 _FINISHED = (TrialStatus.TERMINATED, TrialStatus.ERROR)
 
 STATES = ("interrupted", "pending", "running", "paused", "finished", "stopped", "failed")
@@ -74,8 +75,8 @@ class SavedCheckpoint:
         dirname: name of the checkpoint's folder in the trial's folder.
         iteration: iteration of the report with the checkpoint.
         score: value that ranks the checkpoints, larger is better; or None.
-        time_total_s, timesteps_total: totals in the report with the checkpoint; a resumed trial adds to these
-            totals.
+        time_total_s, timesteps_total: totals in the report with the checkpoint, from which the totals of a
+            resumed trial continue.
     """
 
     number: int
@@ -126,7 +127,7 @@ class Failure:
 
     @classmethod
     def raised(cls, error: Exception, message: str = "") -> Failure:
-        """Return a failure without retries from an error; `message` replaces the error's text."""
+        """Return the failure of an error, without retries; `message` replaces the error's text."""
         text = runtime.formatted(error)
         return cls(type(error).__name__, message or message_of(error), text, retry=False)
 
@@ -274,7 +275,9 @@ class Trial:
         return self.checkpoints[-1] if self.checkpoints else None
 
     def checkpoint_for(self, receiver: str) -> SavedCheckpoint | None:
-        """The latest checkpoint of the state offered to a trial; without such a checkpoint, the latest."""
+        """The latest checkpoint of the state that is offered to the trial `receiver`; without such a
+        checkpoint, the latest checkpoint.
+        """
         offered = self.offered.get(receiver, self.iteration)
         by_then = (each for each in reversed(self.checkpoints) if each.iteration <= offered)
         return next(by_then, self.checkpoint)
@@ -304,7 +307,7 @@ def trial_dirname(trainable_name: str, trial_id: str, tag: str) -> str:
     Args:
         trainable_name: first part of the folder name; cut if it is long.
         trial_id: part of the folder name that makes it unique.
-        tag: result of `experiment_tag`; the index in it is left out.
+        tag: result of `experiment_tag`; the folder name does not contain the index in the tag.
     """
     trial = f"{safe_name(trainable_name)[: MAX_DIRNAME - len(trial_id) - 1]}_{trial_id}"
     varied = re.sub(r"[^A-Za-z0-9_.=,+@-]+", "_", tag.partition("_")[2])
@@ -313,7 +316,9 @@ def trial_dirname(trainable_name: str, trial_id: str, tag: str) -> str:
 
 @functools.lru_cache(maxsize=64)
 def safe_name(trainable_name: str) -> str:
-    """Return the name in letters, digits, '-', '_' and '.', with a letter or digit at both ends."""
+    """Return the name with only letters, digits, '-', '_' and '.', and with a letter or digit at both
+    ends.
+    """
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", trainable_name).strip(".-_") or "trial"
 
 
@@ -362,7 +367,7 @@ class Namer:
 
     def reserve(self, dirnames: Iterable[str]) -> None:
         """Reserve these folder names, so that no new trial uses them."""
-        # Some file systems ignore case, so the names are stored in one case.
+        # Some file systems ignore case, so the names are stored in lower case.
         self._taken |= {name.casefold() for name in dirnames}
 
     def name(self, trial: Trial) -> None:

@@ -67,8 +67,8 @@ class LeavingProcesses:
     def let_leave(self, process: _Process) -> None:
         """Request that a process ends cleanly, which frees its resources.
 
-        The request is explicit, because a stored exception may keep a handle to the actor alive, and with the
-        handle the actor's process.
+        The process is asked to end, because a stored exception may keep a handle of the actor, and so the
+        actor's process, alive.
         """
         ref = process.actor.leave.remote(os.getpid())
         self._leaving.append(_Leaving(process, ref, self._now() + self._leave_s))
@@ -136,7 +136,7 @@ class _Running:
     Attributes:
         spec: specification that the process receives.
         phase: name of the unanswered call: wait_here, setup, begin, advance, save or stop.
-        sound: True if nothing has failed in the process, so that the process may run another trial.
+        sound: True if nothing has failed in the process. Only a sound process may run another trial.
     """
 
     start: ev.Start
@@ -226,11 +226,11 @@ class ActorExecutor(Executor):
             # repeat their reports.
             if self._lost:
                 break
-            # The trial moves to the end of the dictionary, so that trials take turns.
+            # A trial whose reply is read moves to the end of the dictionary, so that trials take turns.
             self._running[trial_id] = self._running.pop(trial_id)
             if (event := self._event(running)) is not None:
                 news.append(event)
-        # The event about the lost session comes last, because the reports are older.
+        # The event about the lost session follows the reports, because the reports are older.
         return news + self._taken() if self._lost else news
 
     @property
@@ -389,7 +389,7 @@ class ActorExecutor(Executor):
         try:
             folder, durable = f"{self._folder}/{trial.dirname}", self._specs.durable
             dirname = link_checkpoint(source, folder, action.dirname, durable=durable)
-        # The error is not raised, because the trial can still resume from its own checkpoint.
+        # If the copy fails, no error is raised, because the trial can still resume from its own checkpoint.
         except OSError as error:
             problem = f"{source} cannot be copied: {type(error).__name__}: {error}"
         self._at_once.append(ev.Adopted(trial.trial_id, trial.attempt, time, dirname, problem))
@@ -418,11 +418,13 @@ class ActorExecutor(Executor):
             running.sound = False
             died = isinstance(error, ActorDiedError) and not isinstance(error, TaskError)
             if running.phase == "begin" and died:
-                # The process died while idle, so the trial starts in a new process without a failure.
+                # The process died while it was idle, so the trial starts in a new process, and no failure is
+                # counted.
                 self._let_leave(self._running.pop(trial_id).process)
                 self.start(start, fresh=True)
                 return None
-            # The trial's outcome is already decided, so the error is only reported.
+            # The trial's outcome is already decided, so the error does not change the outcome and is only
+            # reported.
             if running.phase == "stop":
                 return ev.Finished(trial_id, attempt, time, running.iteration, problem=message_of(error))
             return self._failed(trial_id, attempt, error)

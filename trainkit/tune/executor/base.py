@@ -35,8 +35,8 @@ def event_of(trial_id: str, attempt: int, time: float, answer: Any) -> ev.Event:
             return ev.Saved(trial_id, attempt, time, iteration, checkpoint)
         if metrics is None:
             return ev.Finished(trial_id, attempt, time, iteration, checkpoint, problem)
-        # Interning shares the metric names between reports. Otherwise each trial's last report would keep its
-        # own copies of the names.
+        # Because of interning, reports share the metric names. Without it, each trial's last report would
+        # keep its own copies of the names.
         metrics = {intern(name): value for name, value in metrics.items()}
         return ev.Reported(trial_id, attempt, time, iteration, metrics, checkpoint, done, problem)
     if type(answer) is dict:
@@ -190,7 +190,7 @@ class Executor(ABC):
 
     def _failed(self, trial_id: str, attempt: int, error: BaseException) -> ev.Failed:
         """Keep the exception of an attempt, and return the event about its failure."""
-        # The frames of the traceback would keep objects of this program alive.
+        # The traceback is removed, because its frames would keep objects of this program alive.
         self.errors[trial_id, attempt] = error.with_traceback(None)
         return ev.Failed(trial_id, attempt, self._now(), failure_of(error))
 

@@ -46,7 +46,9 @@ class ProcessPool(Generic[P]):
         return None if name is None else (name, self._idle.pop(name).process)
 
     def admit(self, name: str, request: PlacementGroupFactory) -> list[P]:
-        """Reserve resources for a new process; return the idle processes to end for this, oldest first."""
+        """Reserve resources for a new process; return the idle processes that must end to free these
+        resources, oldest first.
+        """
         going = []
         while not self._ledger.reserve(name, request) and self._idle:
             first = next(iter(self._idle))

@@ -124,7 +124,9 @@ class _StepExecutor(Executor):
         """Cancel the running tasks of the current step."""
 
     def _told(self, running: _RunningTask, answer: Reply) -> ev.Event:
-        """Return the event of a finished step, and update the specification for the next step."""
+        """Return the event for the result of a finished step, and update the specification for the next
+        step.
+        """
         event = event_of(running.trial.trial_id, running.attempt, self._now(), answer)
         if isinstance(event, ev.Reported):
             running.spec = replace(
@@ -175,12 +177,13 @@ class TaskExecutor(_StepExecutor):
         out = self._out()
         if out:
             ready, _ = api.wait(list(out), num_returns=len(out), timeout=0)
-            # At most one task per trial is handled, because the controller must answer each report first.
+            # At most one step of each trial is handled, because the controller must answer a report before
+            # the trial's next report.
             for running, ref in {id(out[ref]): (out[ref], ref) for ref in ready}.values():
                 event = None if self._lost else self._event(running, ref)
                 if event is not None:
                     news.append(event)
-        # The event about the lost session comes last, because the reports are older.
+        # The event about the lost session follows the reports, because the reports are older.
         return news + self._taken() if self._lost else news
 
     def dismiss(self) -> None:

@@ -29,8 +29,8 @@ class ExperimentLoop:
     Attributes:
         controller, executor, store, hub, inbox: objects that the loop connects.
         now: function that returns the time in seconds, which never decreases.
-        refresh_s: function that returns the maximum seconds between calls of the callbacks, or None to call
-            the callbacks only at events.
+        refresh_s: function that returns the maximum seconds between calls of the callbacks; None means that
+            the callbacks are called only at events.
     """
 
     controller: Controller
@@ -73,7 +73,9 @@ class ExperimentLoop:
                 self.executor.close()
 
     def _callback_news(self) -> list[ev.Event]:
-        """Return, only once, the event for a callback's exception that must end the experiment."""
+        """Return the event for a callback's exception that must end the experiment; the event is returned
+        only once.
+        """
         if self.hub.raised is None or self._told_of_callback:
             return []
         self._told_of_callback = True

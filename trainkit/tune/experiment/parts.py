@@ -93,7 +93,7 @@ def make_watch(
     metrics: Sequence[str], scheduler: TrialScheduler, tune: TuneConfig, run: RunConfig
 ) -> Callback:
     """Return a callback that warns if reports lack the metric or values for scheduler or checkpoints."""
-    # If no perturbation can happen, the user was warned at the start, so no second warning is needed.
+    # If no perturbation can happen, the user has already been warned at the start of the experiment.
     deciding, told = scheduler.deciding, _never_perturbed(tune, run)
     first = None if told else deciding.first_judgement
     judged_by = deciding.metric if deciding.needs_metric else None
@@ -214,7 +214,9 @@ def require_sendable(space: Space) -> None:
 
 
 def require_startable(bound: Bound, config: dict[str, Any], ledger: ResourceLedger) -> None:
-    """Check that a trial with this configuration could run; free resources of objects no longer in use.
+    """Check that a trial with this configuration could run.
+
+    If necessary, free the resources of objects that are no longer in use.
 
     Raises:
         InfeasibleError: the requested resources do not exist.

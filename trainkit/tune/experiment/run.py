@@ -64,8 +64,8 @@ class ExperimentRun:
         in_memory: True: `folder` contains only files that trials write, and trials create their own folders.
             If steps run in this process, no folder is created.
         clock: clock to read the time from.
-        not_before: latest date in the earlier run. Dates of this run are never earlier, even if the clock was
-            set back or belongs to another machine.
+        not_before: latest date in the earlier run. Dates of the new run are never before this date, even if
+            the clock was set back or belongs to another machine.
 
     Raises:
         ConfigError: settings contradict each other.
@@ -108,7 +108,7 @@ class ExperimentRun:
         """Reason for an early end, set once `fit` has returned or raised; None without an early end."""
         self._facts = dict(facts or new_facts(bound.name, space, tune, self._run, address, clock.now()))
         start, zero = max(clock.now(), not_before), clock.monotonic()
-        # Dates start at the wall clock but follow the monotonic clock, because the controller and deadlines
+        # Dates are the wall-clock time at the start plus monotonic time, because the controller and deadlines
         # need times that never decrease.
         self._now: Callable[[], float] = lambda: start + (clock.monotonic() - zero)
         self._take_parts()
@@ -187,8 +187,8 @@ class ExperimentRun:
                 unchanged.
             TuneError: the number of failed trials has reached max_failed_trials.
             NodeDiedError: the runtime's node died repeatedly without progress of any trial.
-            SystemExit: SIGTERM was received. The error is raised once the experiment has ended as after
-                Ctrl-C, and has any other error as its context.
+            SystemExit: SIGTERM was received. The experiment first ends as after Ctrl-C. If another error has
+                occurred, it becomes the context of this error.
         """
         try:
             return self._fit()
@@ -204,8 +204,8 @@ class ExperimentRun:
             limit = self._run.failure_config.max_failed_trials
             raise TuneError(running.too_many_failed(controller.trials, str(self.folder), limit))
         if controller.ended_by is not None and controller.ended_by.resumable and self.restorable:
-            # The warning includes the reason only without a display, because a display has already shown the
-            # reason.
+            # The warning includes the reason only if the experiment has no display, because a display has
+            # already shown the reason.
             why = "" if self._run.verbose else f"Ended early: {controller.ending}. "
             logger.warning("%sAll reported results are kept; %s", why, how_to_resume(self.folder))
         controller.raise_error()
@@ -260,7 +260,8 @@ class ExperimentRun:
             except (ConfigError, StoreError):
                 if self._in_memory or not running.is_taken(self.folder, None):
                     raise
-                return self._run_once(opened)  # another program took the name, so a different name is tried
+                # another program has taken the folder's name, so a different name is tried
+                return self._run_once(opened)
         with store.reader() as reader, running.InterruptHandler() as interrupts:
             controller = self._run_loop(ledger, executor, store, reader, interrupts, mirror, since)
         return controller, executor, store
@@ -273,12 +274,14 @@ class ExperimentRun:
             try:
                 running.parts.require_startable(self._bound, config, ledger)
             except BaseException:
-                # The searcher is notified of the trial's end, so that the searcher can clean up.
+                # The searcher is notified that the trial has ended, so that the searcher can clean up.
                 self._source.on_trial_complete(trial_id, error=True)
                 raise
 
     def _take_settings(self, store: running.ExperimentStore | running.MemoryStore) -> None:
-        """Apply settings that users' commands changed in the file after this object read the file."""
+        """Apply the settings that users' commands have changed in the file since this object read the
+        file.
+        """
         with store.reader() as reader:
             facts = reader.facts()
         known, now = self._facts["tune_config"], facts["tune_config"]
@@ -425,7 +428,7 @@ class ExperimentRun:
                     if controller.refused_total:  # the next restore must use the earlier number of trials
                         store.set_fact("tune_config", {**self._facts["tune_config"], **before})
                     hub.experiment_end(self._now, **end)
-                    interrupts.give_back()  # now a Ctrl-C only ends the wait for the copy
+                    interrupts.give_back()  # from now on, Ctrl-C only ends the wait for the copy
         finally:
             hub.display_end(time=self._now(), **end)
         if hub.raised is not None:
@@ -525,7 +528,7 @@ class ExperimentRun:
     def _space_since(self) -> int:
         """Index of the first trial that is drawn from the current space.
 
-        If a restore changed the space, all existing trials have smaller indexes.
+        If a restore has changed the space, the trials of earlier runs have smaller indexes.
         """
         return sys.maxsize if self._changes else self._facts.get("space_since", 0)
 

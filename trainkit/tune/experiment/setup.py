@@ -52,8 +52,8 @@ def make_parts(
         facts: stored facts of the experiment.
         trainable_name: name of the trainable, for names of trials.
         request_of: function that returns the resource request for a configuration.
-        rehearsal: True: the searcher only replays earlier suggestions and must have no external effects, for
-            example on a searcher's database.
+        rehearsal: True: the searcher only replays earlier suggestions, and must have no external effects, for
+            example on its database.
     """
     seed = facts["seed"]
     searcher = _make_searcher(tune, space, seed, rehearsal=rehearsal)
@@ -91,8 +91,8 @@ def _make_scheduler(
 ) -> TrialScheduler:
     given = cast("TrialScheduler | None", tune.scheduler) or FIFOScheduler()
     scheduler = _copied("scheduler", given, lambda: copy.deepcopy(given))
-    # FIFOScheduler needs no random generator. Without a generator, NumPy is not imported, which would take
-    # almost as long as the import of the tuner.
+    # FIFOScheduler needs no random generator. If no generator is made, NumPy is not imported; its import
+    # would take almost as long as the import of the tuner.
     rng: Any = None if type(scheduler) is FIFOScheduler else scheduler_generator(seed)
     CheckedScheduler(scheduler).begin(
         space,

@@ -168,7 +168,8 @@ def _describe_callback(callback: Callback) -> str | dict[str, str]:
 
 
 def _describe(made: TrialScheduler | Searcher | str | None) -> dict[str, Any] | None:
-    if made is None or isinstance(made, str):  # a TuneConfig has already turned names into objects
+    # if a name was given, the TuneConfig has already replaced it by an object
+    if made is None or isinstance(made, str):
         return None
     if isinstance(made, Searcher):
         return describe_searcher(made)

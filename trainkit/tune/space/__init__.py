@@ -35,8 +35,8 @@ def uniform(lower: float, upper: float) -> Float:
 def quniform(lower: float, upper: float, q: float) -> Float:
     """Return the domain of the multiples of `q` in [lower, upper], uniformly distributed.
 
-    A bound is included if it is a multiple; no value lies outside of the bounds. Multiples are exact in
-    decimal notation: steps of 0.1 give 0.3, not 0.30000000000000004.
+    A bound is included if it is a multiple of `q`; no value lies outside of the bounds. Multiples are exact
+    in decimal notation: with `q` = 0.1, a value is 0.3 and not 0.30000000000000004.
 
     Raises:
         SpaceError: the bounds are invalid for `uniform`, `q` is not above 0 or exceeds the range, or no
@@ -111,7 +111,8 @@ def qrandint(lower: int, upper: int, q: int = 1) -> Integer:
 
 
 def lograndint(lower: int, upper: int, base: float = 10) -> Integer:
-    """Return the domain of whole numbers from `lower` to `upper` - 1, log-uniform numbers rounded down.
+    """Return the domain of whole numbers from `lower` to `upper` - 1, which are log-uniform numbers, rounded
+    down.
 
     Args:
         lower: lower bound, 1 or more.
@@ -187,8 +188,8 @@ def when(conditions: Mapping[str, Any], content: Any) -> When:
 
     Args:
         conditions: dictionary from parameter names to the required value, a list of allowed values, or a
-            domain of allowed values. A name is a key in the same dictionary, or a path that begins there or
-            at the root, such as "net/kind".
+            domain of allowed values. A name is a key of the dictionary that contains the `when`, or a path
+            that begins in this dictionary or at the root, such as "net/kind".
         content: a domain, a grid's axis, a constant, or a dictionary of these.
 
     Raises:
@@ -225,4 +226,7 @@ SPELLINGS: dict[str, Callable[..., Spelled]] = {
     for name, function in dict(globals()).items()
     if getattr(function, "__module__", "") == __name__ and function is not sample_from
 }
-"""The functions of this file whose calls describe the leaves of a space in the file of an experiment."""
+"""The public functions by name.
+
+In the file of an experiment, the leaves of a space are described as calls of these functions.
+"""

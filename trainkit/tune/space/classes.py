@@ -25,8 +25,8 @@ def import_class(name: str) -> Any:
 
     Args:
         name: module and class, separated by a dot; for a nested class, module, outer classes and class. A
-            name without a dot is looked up in `__main__`. In the process of a trial, `__main__` contains only
-            the names that the trainable uses.
+            name without a dot is looked up in `__main__`. In the process of a trial, only the names that the
+            trainable uses can be found in `__main__`.
 
     Raises:
         ConfigError: the name does not exist; the message lists the most similar names.

@@ -145,8 +145,8 @@ def global_generators_seeded(rng: Generator) -> Iterator[None]:
     seed = int(rng.integers(2**32))
     before, numpy_before, state_before = random.getstate(), legacy.get_bit_generator(), np.random.get_state()
     random.seed(seed)
-    # NumPy's generator is replaced temporarily, because seeding the program's own generator would permanently
-    # mark it as seeded.
+    # NumPy's generator is replaced temporarily. If the program's own generator were seeded, it would count as
+    # seeded by the program from then on.
     legacy.set_bit_generator(np.random.MT19937())
     np.random.seed(seed)
     try:

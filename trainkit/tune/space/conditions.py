@@ -31,7 +31,10 @@ class Condition:
     values: tuple[Any, ...]
 
     def holds(self, config: Mapping[str, Any]) -> bool:
-        """Return True if the condition holds in `config`, which must contain the parameter."""
+        """Return True if the condition holds in `config`.
+
+        The condition fails if `config` lacks the parameter.
+        """
         found = look_up(config, self.path)
         return found is not _ABSENT and any(_agrees(value, found) for value in self.values)
 
@@ -82,13 +85,18 @@ class Names:
                 self._by_name.setdefault(spell(site.path), []).append(site)
 
     def sites(self, name: str) -> Sequence[Site]:
-        """Return the leaves with this name; only leaves in different categories of a choice share a name."""
+        """Return the leaves with this name.
+
+        Several leaves have the same name only if they are in different categories of a choice.
+        """
         return self._by_name[name]
 
     def conditions(
         self, given: Mapping[str, Any], scope: Path, where: str, *, computed: bool = False
     ) -> tuple[Condition, ...]:
-        """Return a Condition for each name in `given`, looked up at `scope`, then in enclosing dictionaries.
+        """Return a Condition for each name in `given`.
+
+        Names are looked up at `scope`, then in enclosing dictionaries.
 
         Args:
             given: required values, by parameter name.
@@ -122,7 +130,7 @@ class Names:
 
 
 def _together(path: Path, scope: Path) -> bool:
-    """Return False if `path` and `scope` are in different categories of a choice."""
+    """Return True unless `path` and `scope` are in different categories of a choice."""
     differ = next((pair for pair in zip(path, scope, strict=False) if pair[0] != pair[1]), (None, None))
     return not all(isinstance(part, Branch) for part in differ)
 
@@ -194,7 +202,7 @@ def _in_order(after: Mapping[Path, set[Path]]) -> list[Path]:
             circle = " -> ".join(map(spell, [*busy[busy.index(path) :], path]))
             raise SpaceError(f"{circle}: these conditions depend on each other in a circle")
         busy.append(path)
-        for other in after:  # a set has no order, so the loop is over the space
+        for other in after:  # the loop is over the space, because a set has no fixed order
             if other in after[path]:
                 visit(other)
         busy.pop()

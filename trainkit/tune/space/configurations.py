@@ -30,7 +30,7 @@ def fingerprint(config: Mapping[str, Any]) -> bytes:
     """Return a hash that is equal for equal configurations, whatever the order of their keys.
 
     Objects that can't be stored as text are compared by identity, because different objects may have the same
-    name. Identities stay valid for the whole experiment, because the trials keep the objects.
+    name. The identity of an object stays valid for the whole experiment, because the trials keep the object.
     """
     return blake2b(repr(_comparable(config)).encode(), digest_size=16).digest()
 
@@ -117,7 +117,10 @@ Choose = Callable[[Path, Any], Any]
 
 
 class Undrawn:
-    """A placeholder for a value that has not been drawn; it equals no value, and no domain contains it."""
+    """A placeholder for a value that has not been drawn.
+
+    The placeholder equals no value, and no domain contains it.
+    """
 
 
 UNDRAWN = Undrawn()
@@ -157,8 +160,8 @@ def _grow(node: Any, path: Path, choose: Choose, pending: list[tuple[Any, Any, W
         grown: dict[str, Any] = {}
         for key, value in node.items():
             if type(value) is When:
-                # The condition may read values that are chosen later, so a placeholder keeps the position of
-                # the key.
+                # The conditions may depend on values that are chosen later, so a placeholder keeps the
+                # position of the key.
                 grown[key] = _PENDING
                 pending.append((grown, key, value, (*path, key)))
             elif type(value) is not Forbid:
@@ -185,7 +188,7 @@ Options = Callable[[Path, Any], "Sequence[Any] | None"]
 """Function of a path and a leaf that returns the values to enumerate; None: the leaf gets no value."""
 
 MAX_LISTED = 100_000
-"""Maximum number of combinations that are enumerated because conditions or rules must be checked for each."""
+"""Maximum number of combinations that are enumerated in order to check conditions or rules."""
 
 
 def combinations(
@@ -226,11 +229,11 @@ def combinations(
 def surely_broken(rule: Rule, config: Mapping[str, Any]) -> bool:
     """Return True if `rule` forbids `config`, whatever values are drawn for the leaves without a value."""
     if rule.function is None:
-        return rule.is_broken_by(config)  # a condition on a value that is not drawn fails
+        return rule.is_broken_by(config)  # a condition fails if the value that it reads is not drawn yet
     try:
         return rule.is_broken_by(_Guarded(config) if is_undrawn(config) else config)
-    # The function may have read a value that is not drawn yet. Any other error will be raised again once all
-    # values are drawn.
+    # The rule's function may have read a value that is not drawn yet. If the error has a different cause, it
+    # will be raised again once all values are drawn.
     except Exception:
         return False
 
@@ -252,7 +255,7 @@ class _Guarded(Mapping[str, Any]):
     """A partly drawn configuration that raises an error if a value that is not drawn yet, or a missing key,
     is read.
 
-    A missing key raises an error because its conditions may hold once more values are drawn.
+    A missing key raises an error, because the conditions of the key may hold when more values are drawn.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -336,7 +339,7 @@ def leaves_nothing(
 ) -> bool:
     """Return True if `rules` certainly forbid every configuration with the values `given`.
 
-    If `limit` combinations do not give the answer, the function returns False.
+    If an enumeration of `limit` combinations gives no certain answer, the function returns False.
     """
     watch = _Watch(conditions, rules)
     for seen, (_, config) in enumerate(combinations(tree, conditions, watch.options, given)):

@@ -41,7 +41,10 @@ def _written(value: Any) -> str:
 
 
 class Domain(Spelled):
-    """A set of values with a distribution; immutable, so that several keys may share it."""
+    """A set of values with a distribution.
+
+    A domain is immutable, so that several keys of a space may share it.
+    """
 
     @abstractmethod
     def draw(self, rng: Generator) -> Any:
@@ -95,7 +98,7 @@ def same(one: Any, other: Any) -> bool:
         TypeError,
         ValueError,
         RuntimeError,
-    ):  # values whose shapes or types can't be compared count as different
+    ):  # if the shapes or types can't be compared, the values count as different
         return False
 
 
@@ -345,9 +348,9 @@ class _Range(_Numbers):
 class Float(_Range):
     """Real numbers in [lower, upper), uniform in the value or, with `log`, in its logarithm.
 
-    With `q`, the values are the multiples of q in [lower, upper], including bounds that are multiples. They
-    are equally likely. With `log`, the probability of a multiple is the total probability of the log-uniform
-    numbers that are rounded to this multiple.
+    With `q`, the values are the multiples of q in [lower, upper], including bounds that are multiples. All
+    multiples are equally likely. With `log`, the probability of a multiple is the total probability of the
+    log-uniform numbers that are rounded to it.
     """
 
     q: float | None = None
@@ -372,8 +375,8 @@ class Float(_Range):
     def _logs(self) -> tuple[float, float]:
         if self.q is None:
             return math.log(self.lower), math.log(self.upper)
-        # The range extends half a step beyond the first and the last value. As many numbers are thus rounded
-        # to these two values as to any other value.
+        # The range extends half a step beyond the first and the last value. So as many numbers are rounded to
+        # the first and to the last value as to any other value.
         return math.log(self.steps.first - 0.5), math.log(self.steps.last + 0.5)
 
     @cached_property

@@ -99,8 +99,8 @@ def listing(
             )
         if any(surely_broken(rule, config) for rule in rules):
             continue
-        # The combination breaks no rule, but rules may forbid all values of the parameters that are not drawn
-        # yet.
+        # The combination breaks no rule so far, but rules may forbid all values of the parameters that are
+        # not drawn yet.
         if (
             rules
             and is_undrawn(config)

@@ -133,7 +133,7 @@ class _Matching:
 def preset_of(space: Space, point: Mapping[str, Any]) -> dict[Path, Any]:
     """Return the values of `point` by path.
 
-    A value outside of its domain is accepted, because the user may know that it is good.
+    A value outside of its domain is accepted, because the user may know that the value is good.
 
     Raises:
         SpaceError: the point names a parameter that the space lacks, or a parameter whose conditions the
@@ -242,7 +242,7 @@ __all__ = ["Parameter", "Path", "Space", "spell"]
 MAX_DRAWS = 10_000
 """Maximum number of consecutive forbidden draws.
 
-After so many draws, the rules are assumed to forbid everything.
+After so many forbidden draws, the rules are assumed to forbid every configuration.
 """
 
 
@@ -346,7 +346,7 @@ class Space:
         """Return the configuration with the values that `ask` returns for the parameters whose conditions
         hold.
 
-        The rules are not checked here, but by `forbidden_by`.
+        This method does not check the rules; `forbidden_by` checks them.
 
         Args:
             ask: function of the name and domain of a parameter that returns a value of the domain; for a
@@ -387,7 +387,7 @@ class Space:
         Args:
             combination: index of the combination, below `grid_size(preset)`.
             rng: source of all randomness; the same state gives the same configuration.
-            preset: values to use unchanged, by path.
+            preset: values that the configuration must have, by path.
 
         Raises:
             SpaceError: a `sample_from` needs its own value or reads a missing key, or the rules forbid

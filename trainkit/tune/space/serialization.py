@@ -20,7 +20,7 @@ from trainkit.tune.space.tree import is_own_container
 _to_text = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 OPAQUE = "$opaque"
-"""Key of the mark for a value without a text form; a restore repeats the suggestion to get the value."""
+"""Key of the mark for a value without a text form. A restore repeats the suggestion to get such a value."""
 _TUPLE = "$tuple"
 _ITEMS = "$items"
 """Key that marks a dictionary with keys other than strings, such as {0: 1.0, 1: 2.5}."""
@@ -35,8 +35,8 @@ def encode_config(config: Any) -> str:
 
 
 def decode_config(text: str) -> Any:
-    """Return the configuration for a text from `encode_config`; marks of values without a text form stay
-    marks.
+    """Return the configuration for a text from `encode_config`; marks for values without a text form are
+    kept.
 
     Raises:
         SpaceError: the text names a domain that this version doesn't know.
@@ -53,7 +53,7 @@ def is_opaque(value: Any) -> bool:
 
 
 def is_mark_of(stored: Any, value: Any) -> bool:
-    """Return True if `stored` represents `value` in a stored configuration and contains a mark."""
+    """Return True if `stored` contains a mark and represents `value` in a stored configuration."""
     return holds_opaque(stored) and encode_config(stored) == encode_config(value)
 
 
@@ -95,7 +95,7 @@ def made_again(registry: Registry, description: Mapping[str, Any], *, inner: str
 
 
 def why_not_made_again(registry: Registry, description: Mapping[str, Any], *, inner: str) -> str:
-    """Return the reason, as text, why `made_again` returns None for a description."""
+    """Return text that says why `made_again` returns None for a description."""
     name, arguments = description["class"], description["arguments"]
     if registry.find(name) is None:
         return f"no installed package registers a {registry.kind} named {name} in its metadata"
@@ -115,8 +115,9 @@ def why_not_made_again(registry: Registry, description: Mapping[str, Any], *, in
 
 
 def complete(stored: Any, replayed: Any) -> Any:
-    """Return `stored` with each mark replaced by the object at the same path of `replayed`, if the object
-    matches. A mark without a matching object stays, and the caller must reject it.
+    """Return `stored` with objects in place of marks. Each mark is replaced by the object at the same path of
+    `replayed`, if the object matches the mark. A mark without a matching object stays, and the caller must
+    reject it.
     """
     if stored is replayed or type(stored) in PLAIN_TYPES:  # most values contain no mark, and stay as they are
         return stored
@@ -134,7 +135,7 @@ def complete(stored: Any, replayed: Any) -> Any:
 
 
 def _to_data(value: Any) -> Any:
-    if is_own_container(value):  # the items are stored, but not the user's class
+    if is_own_container(value):  # only the items are stored, not the user's class
         value = dict(value.items()) if isinstance(value, Mapping) else list(value)
     elif type(value) not in PLAIN_TYPES:
         value = as_scalar(value)

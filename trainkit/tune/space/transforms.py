@@ -12,7 +12,7 @@ from trainkit.errors import SpaceError
 from trainkit.tune.space.domains import Categorical, Domain, Float, Integer, Normal, place_of
 
 _EXACT = 2**50
-"""Limit of k below which a division of floats finds the k of a multiple k * q exactly."""
+"""Limit for k: below it, a division of floats finds the k of a multiple k * q exactly."""
 
 _CLOSEST = 2.0**-53
 """Smallest distance of a probability from 0 and from 1; at 0 and 1 a normal quantile is infinite."""
@@ -62,7 +62,7 @@ class NumberCode(Code):
         return self.decode(math.exp(number) if self.log else number)
 
     def snapped(self, shares: Sequence[float]) -> Sequence[float]:
-        """Return, for each position, the exact position of the value that the given position represents."""
+        """Return, for each position, the exact position of the value that this position represents."""
         return [self.to_unit(self.from_unit(share)) for share in shares] if self.stepped else shares
 
 

@@ -71,7 +71,7 @@ def meant_as_domain(value: Any) -> str | None:
 
 
 def constant_words(value: Any, *, alone: bool) -> str | None:
-    """Return a message if a constant was probably meant to vary; None otherwise.
+    """Return a message if a constant of a space was probably meant as a domain; None otherwise.
 
     Args:
         value: a constant of a space.
@@ -97,7 +97,10 @@ Path = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Step of a path into category number `place` of a choice; paths in a configuration lack this step."""
+    """Step of a path into category number `place` of a choice.
+
+    Paths in a configuration do not have steps of this kind.
+    """
 
     place: int
 
@@ -130,7 +133,7 @@ class Site:
     """A leaf of a space and its location.
 
     Attributes:
-        path: path with branches; no other leaf of the space has it.
+        path: path of the leaf with branches, which is unique in the space.
         leaf: a domain, an axis, a `sample_from`, a rule or a constant.
         whens: paths of the enclosing `when`s, outermost first.
     """

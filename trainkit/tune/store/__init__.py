@@ -1,6 +1,6 @@
 """Store of an experiment.
 
-Rarely used names are imported on first use; `__init__.pyi` lists these names.
+Store of an experiment. Rarely used names are imported on first use; `__init__.pyi` lists these names.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Commands that other processes send to the owner of an experiment, the process that runs it.
 
 A command is a file in the folder `commands`. The owner removes the file, carries the command out, and commits
-the command with its effects and its outcome. While the file exists, the owner has not taken the command.
-After the owner has removed the file, the owner records the command in the history. If the owner dies in
-between, the command has no effect.
+the command with its effects and its outcome. While the file exists, the owner has not taken the command. The
+owner removes the file before it records the command in the history. If the owner dies between these two
+steps, the command has no effect.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SUFFIX = ".json"
 _FRESH_S = 5.0
 """Maximum age in seconds of commands that a new owner accepts.
 
-Users may give commands while the owner is still starting.
+This age lets users give commands while the owner is still starting.
 """
 MAX_DEPTH = 100
 """Maximum nesting of dictionaries and lists in a command, to protect the owner's stack."""
@@ -52,7 +52,7 @@ def leave_command(folder: Path, verb: str, arguments: Mapping[str, Any], by: str
         folder: folder of the experiment.
         verb: verb of the command.
         arguments: arguments of the verb by name, as JSON values.
-        by: name of the person or process that gives the command.
+        by: name of the person or process that sends the command.
 
     Returns:
         The path of the file; its stem is the command's id.
@@ -102,7 +102,7 @@ class Inbox:
         folder: folder of the experiment.
         since: time in seconds since 1970 at which the owner took the lock; older commands were for an earlier
             owner.
-        known: ids of commands in the history; these commands must not be carried out again.
+        known: ids of the commands in the history, which must not be carried out again.
     """
 
     def __init__(self, folder: Path, since: float, known: Iterable[str] = ()) -> None:
@@ -164,7 +164,7 @@ class Inbox:
 
 
 def _command_in(text: str) -> tuple[str, str, dict[str, Any], str]:
-    """Return the command in a file's text: its sender, verb, arguments and id.
+    """Return the command in a file's text, with its sender, verb, arguments and id.
 
     Raises:
         Exception: the text is not a command.

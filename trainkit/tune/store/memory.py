@@ -204,8 +204,8 @@ class MemoryReader:
         ends = iter(self._ends.get(trial_id, ()))
         spans = []
         for start in self._attempts.get(trial_id, ()):
-            # A new status ends an attempt, but a trial may also end while no attempt runs, so earlier ends
-            # are skipped.
+            # A new status ends the current attempt, but a trial may also end while no attempt runs. So a
+            # status from before the attempt's start is skipped.
             end = next((end for end in ends if end.time >= start.time and _closes(end, start)), None)
             status, reason = (TrialStatus.RUNNING, "") if end is None else (end.status, end.reason)
             failed = end is not None and end.failure is not None
@@ -252,6 +252,10 @@ class MemoryReader:
 
 
 def _closes(end: ev.StatusChanged, start: ev.AttemptStarted) -> bool:
-    """Return True if `end` ends this attempt; PENDING has the next attempt's number, others their own."""
+    """Return True if the status `end` ends this attempt.
+
+    A PENDING status has the number of the next attempt; any other status has the number of the attempt that
+    it ends.
+    """
     waits = end.status is TrialStatus.PENDING
     return end.attempt > start.attempt if waits else end.attempt == start.attempt

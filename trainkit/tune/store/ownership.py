@@ -11,7 +11,7 @@ from trainkit.errors import StoreError
 
 FILENAME = "experiment.lock"
 _LOOKS = 10
-"""Number of times that the kernel's list of locks must lack a lock before the lock counts as free."""
+"""Number of readings of the kernel's list of locks without a lock after which the lock counts as free."""
 
 
 class Ownership:
@@ -22,7 +22,7 @@ class Ownership:
     """
 
     def __init__(self, folder: Path) -> None:
-        # The lock has a separate file, because closing any descriptor of the database would drop SQLite's
+        # The lock is on a separate file, because closing a descriptor of the database would release SQLite's
         # locks on the database.
         self._path = path = folder / FILENAME
         try:
@@ -47,8 +47,8 @@ class Ownership:
 
     def close(self) -> None:
         """Release the lock; its file stays, because another process may wait for the lock."""
-        # The pid is removed from the lock file, so that `owner_of` need not read the list of locks several
-        # times.
+        # The pid is removed from the lock file first, so that `owner_of` need not read the list of locks
+        # several times.
         os.ftruncate(self._descriptor, 0)
         # The lock is released explicitly, because a forked child may still hold a copy of the descriptor.
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
@@ -72,9 +72,10 @@ def owned_by(pids: Iterable[int]) -> list[Path]:
 def owner_of(folder: Path) -> int | None:
     """Return the pid of the process that runs the experiment; 0: the pid is unknown; None: no process.
 
-    The kernel's list of locks shows if the lock is held. Trying to take the lock instead could make a new
-    owner fail at that moment. The list is read in pages, and a lock that moves between pages during the read
-    is missed. The list is therefore read several times while the process named in the lock file is alive.
+    The kernel's list of locks shows if a process holds the lock. An attempt to take the lock is no
+    alternative, because a new owner that takes the lock at the same moment would fail. The list is read in
+    pages, and a lock that moves between pages during the read is missed. The list is therefore read several
+    times while the process named in the lock file is alive.
 
     Raises:
         StoreError: the lock file or the list can't be read.

@@ -41,8 +41,8 @@ class LogEntry(NamedTuple):
             trial continues instead of pausing), "pulled" (a command paused the trial), or "again" (the trial
             had ended and runs again).
         trial_id: id of the trial; None for the whole experiment.
-        data: details of the event: for a result, the complete result; for an end, True unless the trial was
-            resumed later; for a rearrangement or a command, a dictionary.
+        data: details of the event: for a report, the complete result; for the end of a trial, True unless the
+            trial was resumed later; for a rearrangement or a command, a dictionary.
     """
 
     kind: str
@@ -200,8 +200,8 @@ class ExperimentReader:
         """
         checkpoints: dict[str, list[SavedCheckpoint]] = defaultdict(list)
         numbers: dict[str, int] = {}
-        # A checkpoint copied from a different trial has no report of this trial. The checkpoint's times
-        # continue from this trial's last report.
+        # A checkpoint that was copied from a different trial has no report of its new trial. The times of the
+        # checkpoint are the times of its new trial's last report.
         for trial_id, dropped, number, dirname, iteration, score, metrics, latest in self._rows(
             "SELECT c.trial_id, c.dropped, c.number, c.dirname, c.iteration, c.score, r.metrics, "
             "CASE WHEN r.metrics IS NULL AND NOT c.dropped THEN (SELECT metrics FROM results "
@@ -224,8 +224,8 @@ class ExperimentReader:
             "t.trial_id, trial_index, t.config, name, dirname, tag, status, reason, t.attempt, failures, "
             "error_kind, error_message, error_traceback"
         )
-        # Grouping by trial avoids a copy of all reports. With max(), SQLite takes the other columns from the
-        # row with the maximum.
+        # Grouping by trial avoids a copy of all reports. If a query contains max(), SQLite takes the other
+        # columns from the row with the maximum.
         for row in self._rows(
             f"SELECT {columns}, r.iteration, r.metrics, a.config, a.pid, a.hostname, a.node_ip FROM "
             "(SELECT trial_id, max(seq), attempt, iteration, metrics FROM results GROUP BY trial_id) r "
@@ -241,7 +241,7 @@ class ExperimentReader:
                 # The trial and its result share one configuration object, because most attempts run with the
                 # trial's own configuration.
                 own = suggested if other is None else self._config(trial_id, other)
-                # All trials on a machine share one tuple, which saves memory.
+                # All trials on a machine share one tuple for pid and host, which saves memory.
                 host, ip = places.setdefault(place, place)
                 origin = Origin(trial_id, tag, own, pid, host, ip)
                 result = full_result(last, origin, done=False)
@@ -274,7 +274,8 @@ class ExperimentReader:
             "SELECT trial_id, detail FROM events WHERE kind = ? ORDER BY seq", ev.REARRANGED
         ):
             arrangement = self._config(trial_id, detail)
-            if arrangement and trial_id in trials:  # the trial may be newer than the list of trials
+            # a trial may have been added after the list of trials was read
+            if arrangement and trial_id in trials:
                 trial = trials[trial_id]
                 trial.alone = arrangement["alone"]
                 if arrangement["granted"] is not None:
@@ -316,11 +317,11 @@ class ExperimentReader:
         return {(row[0], row[1]) for row in self._rows("SELECT trial_id, attempt FROM attempts")}
 
     def last_starts(self) -> dict[str, float]:
-        """Return the start time of each trial's last attempt; trials that never ran are left out."""
+        """Return the start time of each trial's last attempt, without trials that never ran."""
         return dict(self._rows("SELECT trial_id, max(started) FROM attempts GROUP BY trial_id"))
 
     def stops(self) -> dict[str, dict[str, Any]]:
-        """Return the stop reason of each trial whose last report led to a stop."""
+        """Return the reason of the stop for each trial that was stopped at its last report."""
         return {
             trial_id: dict(decision.reason)
             for trial_id, decision in self.verdicts().items()
@@ -468,8 +469,8 @@ class ExperimentReader:
             within = (end for end in ends[trial_id] if started <= end[0] <= following)
             ended, kind, reason = next(within, (None, "RUNNING", ""))
             status = TrialStatus(kind)
-            # The file shows a retry only by the reason of a pending trial, such as
-            # 'retry 1 of 2 after OutOfMemoryError'.
+            # A retry appears in the file only as the reason of a pending trial, such as 'retry 1 of 2 after
+            # OutOfMemoryError'.
             failed = status is TrialStatus.PENDING and " after " in reason
             outcome = outcome_of(status, reason, failed=failed, endings=endings)
             spans.append(Span(trial_id, attempt, (hostname, pid), started, ended, status, reason, outcome))
@@ -490,8 +491,7 @@ class ExperimentReader:
         """Yield all events that searcher and scheduler received, in order.
 
         Args:
-            trials: all trials as read by this reader, unchanged, so that their last results need not be read
-                again.
+            trials: all trials that this reader has read, unchanged. Their last results are not read again.
         """
         last = {trial.trial_id: trial.last_result for trial in trials}
         known = {seq for (seq,) in self._rows("SELECT max(seq) FROM results GROUP BY trial_id")}

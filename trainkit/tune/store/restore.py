@@ -37,8 +37,8 @@ logger = logging.getLogger("trainkit.tune")
 def with_objects(space: Space) -> Callable[[Any], Any]:
     """Return a function that replaces names of objects in a stored configuration by the objects of `space`.
 
-    The file stores only the names of objects that are not JSON values. If two objects of `space` share a
-    name, as two lambdas do, this name is not replaced.
+    The file stores only the names of objects that are not JSON values. A name that two objects of `space`
+    share, such as the name of two lambdas, is not replaced.
     """
     objects: dict[str, Any] = {}
     ambiguous = set()
@@ -70,7 +70,7 @@ class ResumeRule:
     Attributes:
         config: setting that says whether unfinished, failed and finished trials are resumed, restarted or
             skipped.
-        only: ids of the finished trials that `config.finished` applies to; None: all finished trials.
+        only: ids of the finished trials to which `config.finished` applies; None: all finished trials.
     """
 
     config: ResumeConfig = field(default_factory=ResumeConfig)
@@ -147,7 +147,9 @@ def require_known(rule: ResumeRule, trials: Sequence[Trial], folder: Path) -> No
 
 
 def require_checkpoints(rule: ResumeRule, trials: Sequence[Trial]) -> None:
-    """Check that finished trials to resume have a checkpoint; a restart must be requested explicitly.
+    """Check that finished trials to resume have a checkpoint.
+
+    Trials without a checkpoint are not restarted unless the user requests a restart.
 
     Raises:
         ConfigError: a finished trial to resume has no checkpoint.
@@ -180,8 +182,8 @@ def require_reported(
         finished: True if all trials have finished, so that no further reports will be made.
 
     Raises:
-        MetricError: a metric is missing, and it is misspelt or all trials have finished; the message gives
-            the closest name.
+        MetricError: a metric is missing, and either its name is misspelt or all trials have finished. The
+            message gives the closest name.
     """
     last: list[Mapping[str, Any]] = []
     lacking = set(metrics)
@@ -448,8 +450,8 @@ def replay(
             case TrialStatus.TERMINATED | TrialStatus.ERROR:
                 ended, error = data and trial_id not in going_on, kind == TrialStatus.ERROR
                 steering.forget(trial_id)
-                # The searcher is notified even if the trial resumes, because its later suggestions were based
-                # on this end.
+                # The searcher is notified of the end even if the trial resumes, because the searcher's later
+                # suggestions depended on the end.
                 if ended or source.hears_again:
                     source.on_trial_complete(trial_id, last.get(trial_id), error=error)
                 if not ended and not consulted.hears_again:
@@ -459,8 +461,8 @@ def replay(
             case "again":
                 if consulted.hears_again:
                     consulted.on_trial_again(trial_id)
-        # An earlier run carried out these decisions, unless the run was cut off or had a different scheduler.
-        # If a later entry of the log shows the effect of a decision, the decision is removed from `owed`.
+        # Decisions in the log were carried out by an earlier run, unless that run was cut off or had a
+        # different scheduler. A decision is removed from `owed` if a later entry of the log shows its effect.
         for receiver, decision in consulted.verdicts():
             owed[receiver], offers[receiver] = decision, _offers_of(decision, last)
     replayed.left_out = _complete_added(source)
@@ -488,7 +490,8 @@ def _remember(
     same_space: bool,
     added: bool,
 ) -> dict[str, Any]:
-    """Let the searcher suggest a configuration again, to get objects that the stored configuration lacks.
+    """Let the searcher suggest a configuration again, to get the objects that are missing in the stored
+    configuration.
 
     For example, objects that functions in the space compute are not in the file. If `added` is True, a user
     gave the configuration, and the searcher only records it.
@@ -539,7 +542,7 @@ def _settle(
     if trial.status is TrialStatus.PAUSED:
         status = trial.status
     elif trial.status is TrialStatus.RUNNING and decided is not None and decided.verdict in _LEADS_TO:
-        # The decision was committed, but a kill prevented its execution.
+        # The decision was committed, but the program was killed before it carried the decision out.
         status, reason = _LEADS_TO[decided.verdict], words_for(decided, scheduler.label)
     if what is Resume.SKIP and status is not TrialStatus.TERMINATED:
         status, reason = TrialStatus.TERMINATED, "not resumed"
@@ -565,7 +568,7 @@ def _owe(restored: Restored, trial: Trial, last: Decision, scheduler: TrialSched
         restored.owed[trial.trial_id] = last
     elif last.verdict is Verdict.STOP:
         _set_status(restored, trial, TrialStatus.TERMINATED, words_for(last, scheduler.label), time)
-    # A different scheduler paused the trial, and the current scheduler won't resume it.
+    # The current scheduler won't resume a trial that a different scheduler has paused.
     elif last.verdict is Verdict.CONTINUE:
         _set_status(restored, trial, TrialStatus.PENDING, "resumed", time)
 
@@ -586,6 +589,9 @@ def _forget_lost(restored: Restored, trial: Trial, folder: str, time: float) -> 
 
 
 def tidy(trials: Iterable[Trial], folder: Path) -> None:
-    """Remove checkpoint folders that no trial refers to; call after the commit of `Restored.records`."""
+    """Remove checkpoint folders that no trial refers to.
+
+    Call this function after the commit of `Restored.records`.
+    """
     for trial in trials:
         remove_unknown(f"{folder}/{trial.dirname}", {kept.dirname for kept in trial.checkpoints})

@@ -1,7 +1,7 @@
 """Tables of the experiment file, and checks for damage.
 
-`application_id` marks a file as written by trainkit; `user_version` is the version of its layout. Users may
-query the file with SQL. NaN and infinities are stored as "NaN", "Infinity" and "-Infinity".
+In the file, `application_id` shows that trainkit wrote it, and `user_version` is the version of its layout.
+Users may query the file with SQL. NaN and infinities are stored as "NaN", "Infinity" and "-Infinity".
 """
 
 from __future__ import annotations
@@ -96,8 +96,11 @@ HISTORY = """CREATE VIEW history AS
             PARTITION BY trial_id ORDER BY attempt DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
         ) AS again_from FROM results GROUP BY trial_id, attempt
     ) USING (trial_id, attempt) WHERE again_from IS NULL OR iteration < again_from"""
-"""View of the reports that no later report has replaced. A report is replaced when its trial reports the same
-or an earlier iteration again, after a resumption from an earlier checkpoint or a restart."""
+"""View of the reports that no later report has replaced.
+
+A report is replaced when its trial, after a restart or a resumption from an earlier checkpoint, reports the
+same or an earlier iteration again.
+"""
 
 
 def create_database(path: Path) -> sqlite3.Connection:
@@ -122,9 +125,10 @@ def create_database(path: Path) -> sqlite3.Connection:
 def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
     """Open an existing experiment file, after checks that trainkit wrote it and that it is undamaged.
 
-    An intact file is opened only by SQLite, because POSIX locks belong to a process: if this process closed
-    another descriptor of the file, SQLite's locks on it would be lost. The next program that opens the file,
-    such as the `sqlite3` shell, would then consider itself the only user and remove SQLite's log.
+    Only SQLite opens an intact file, because POSIX locks belong to a process: if this process closed another
+    descriptor of the file, it would lose SQLite's locks on the file. Without these locks, the next program
+    that opens the file, such as the `sqlite3` shell, would consider itself the only user and remove SQLite's
+    log.
 
     Raises:
         StoreError: the file is missing, damaged, not written by trainkit, or of an unsupported version.
@@ -188,7 +192,7 @@ def _what_is_wrong(path: Path, error: sqlite3.Error) -> str:
     page_size = int.from_bytes(header[16:18], "big")
     page_size = 65536 if page_size == 1 else page_size
     pages = int.from_bytes(header[28:32], "big")
-    # Pages in the log are still missing from the file, so a short file is valid while the log exists.
+    # Pages that are only in the log are missing from the file, so a short file is valid while the log exists.
     if pages * page_size > size and not path.with_name(path.name + "-wal").exists():
         return f"{path} is truncated: {size} of {pages * page_size} bytes exist. {_ADVICE}"
     return f"{path} is damaged or cannot be read: {error}. {_ADVICE}"

@@ -1,7 +1,7 @@
 """Writer of an experiment file.
 
-The effects of a batch of events are committed in one transaction before any trial receives its reply. No
-acknowledged report is therefore lost, and all waiting trials share one commit.
+The effects of a batch of events are committed in one transaction before any trial receives its reply.
+Therefore no report is lost once its trial continues, and all waiting trials share one commit.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ExperimentStore:
             raise StoreError(
                 f"the experiment's folder {folder} cannot be created: {error}. Set "
                 f"{setting('storage_path', 'RunConfig')} to a folder that this user may write to"
-            ) from None  # the traceback of mkdir has no further information
+            ) from None  # the traceback of mkdir is left out, as it has no further information
         ownership = Ownership(folder)
         try:
             _refuse_existing(folder)  # the experiment may have appeared before this process held the lock
@@ -220,7 +220,8 @@ class ExperimentStore:
         self._run(sql, record.attempt, trial_id)
 
     def _result_added(self, record: ev.ResultAdded) -> None:
-        # This method skips _storable, because its record is the most frequent and contains only ASCII texts.
+        # This method does not call _storable, because its kind of record is the most frequent and contains
+        # only ASCII texts.
         place = (record.trial.trial_id, record.attempt, record.iteration, self._next())
         self._connection.execute("INSERT INTO results VALUES (?,?,?,?,?)", (*place, encode(record.metrics)))
 

@@ -1,8 +1,8 @@
 """Mirror, which copies a running experiment to an address, in a thread.
 
 Each round of the copy makes a snapshot of the experiment's store, and uploads the snapshot's checkpoints,
-other files, and then the snapshot itself. Last, the round deletes outdated files at the address. The copied
-store therefore refers only to complete checkpoints, and it is replaced in one step.
+other files, and then the snapshot itself. At its end, the round deletes outdated files at the address. The
+copied store therefore refers only to complete checkpoints. The copy of the store is replaced in one step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WORKSHOP = ".mirror"
 TRIES = 6
 """Maximum number of failed rounds at the end of the experiment.
 
-The pauses between these rounds start at 0.1 s and double.
+The pauses between failed rounds start at 0.1 s and double.
 """
 
 _WRITTEN_BY_US = re.compile(
@@ -68,7 +68,7 @@ class Mirror(Callback):
         self._abandoned = threading.Event()
         self._problem: Exception | None = None
         self._seen_version = -1
-        # This maps uploaded files, except files of checkpoints, to their size and modification time.
+        # Size and modification time of each uploaded file that does not belong to a checkpoint.
         self._uploaded: dict[str, tuple[int, int]] = {}
         self._there: dict[str, int] = {}  # maps checkpoint files at the address to sizes
         self._thread = threading.Thread(target=self._work, name="trainkit-mirror", daemon=True)
@@ -115,7 +115,7 @@ class Mirror(Callback):
         Raises:
             StorageError: the copy is incomplete.
         """
-        # An earlier driver that was killed may have left this folder.
+        # The folder may exist already, because an earlier driver was killed.
         shutil.rmtree(self._folder / WORKSHOP, ignore_errors=True)
         self._mark_all()
         self._thread.start()
@@ -128,7 +128,7 @@ class Mirror(Callback):
         except BaseException:
             try:
                 self._finish(self._sync.sync_timeout)
-            except StorageError as error:  # the exception that ended the experiment takes precedence
+            except StorageError as error:  # if another exception ended the experiment, it takes precedence
                 logger.warning("%s", error)
             raise
         try:
@@ -183,7 +183,7 @@ class Mirror(Callback):
     def _work(self) -> None:
         try:
             self._copy()
-        # For example, the local folder may be unreadable. `fit` reports this error.
+        # `fit` reports any other error, for example an unreadable local folder.
         except Exception as error:
             self._problem = error
 
@@ -196,7 +196,7 @@ class Mirror(Callback):
                 # next round.
                 pause_s = self._sync.sync_period / 2
             for attempt in range(TRIES):
-                # Some files may be written after a trial's last report, so all trials are marked.
+                # Trials may write files after their last report, so all trials are marked as changed.
                 self._mark_all()
                 if self._try(source) or self._abandoned.wait(0.1 * 2**attempt):
                     return
@@ -268,7 +268,9 @@ class Mirror(Callback):
             return kept
 
     def _hold(self, name: str, workshop: Path) -> bool:
-        """Hard-link the files of a checkpoint that are not uploaded yet; return False if it was deleted."""
+        """Hard-link the files of a checkpoint that are not uploaded yet; return False if the checkpoint was
+        deleted.
+        """
         source = self._folder / name
         if not source.is_dir():
             return False

@@ -89,7 +89,7 @@ class SyncerFileSystem:
             local.unlink()
 
     def unstrip_protocol(self, path: str) -> str:
-        """Return the address unchanged, as it includes its protocol."""
+        """Return the address unchanged, because it already includes its protocol."""
         return path
 
     def invalidate_cache(self) -> None:
@@ -173,12 +173,12 @@ class Address:
         self.push()
 
     def push(self) -> None:
-        """Complete the transfer of files; only a Syncer needs this call, and copies the files now."""
+        """Complete the transfer of files. Only a Syncer needs this call: it copies the files now."""
         if isinstance(self.fs, SyncerFileSystem):
             self.fs.push(self.root)
 
     def pull(self) -> None:
-        """Prepare for reading; only a Syncer needs this call, and copies the files to its staging folder."""
+        """Prepare for reading. Only a Syncer needs this call: it copies the files to its staging folder."""
         if isinstance(self.fs, SyncerFileSystem):
             self.fs.pull(self.root)
 
@@ -212,8 +212,8 @@ def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | Addre
 
     Args:
         path: a folder, or an address such as "s3://bucket/folder".
-        filesystem: file system of `path`, which may be the local one; None: the file system that `path`
-            names.
+        filesystem: file system of `path`, which may be the local file system; None: the file system that
+            `path` names.
 
     Raises:
         ConfigError: the protocol is unknown, or `filesystem` is not a file system of fsspec or pyarrow.
@@ -241,7 +241,7 @@ def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | Addre
 
 
 def _of_pyarrow(filesystem: Any) -> Any:
-    """Return the fsspec file system that a pyarrow file system wraps, or else wrap the pyarrow one."""
+    """Return the fsspec file system that a pyarrow file system wraps; wrap any other pyarrow file system."""
     from fsspec.implementations.arrow import ArrowFSWrapper
 
     made_of = getattr(getattr(filesystem, "handler", None), "fs", None)
@@ -414,7 +414,7 @@ def can_read(path: str | os.PathLike[str], filesystem: Any = None) -> bool:
 def is_taken(folder: Path, address: Address | None) -> bool:
     """Return True if a folder or its address contains an experiment, readable or not.
 
-    An experiment that another program is just creating also counts.
+    The answer is also True for an experiment that another program is just creating.
 
     Raises:
         StorageError: the address can't be reached.
@@ -469,7 +469,8 @@ def _alone(folder: Path) -> Iterator[None]:
     while True:
         with open(path, "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            # The previous holder removed the file, so this lock may be on a file that is no longer in use.
+            # The previous holder of the lock removes its file, so this lock may be on a file that is no
+            # longer in use.
             if not _is_open(path, lock.fileno()):
                 continue
             try:

@@ -35,11 +35,16 @@ class Runner(ABC):
 
     @abstractmethod
     def save(self) -> Reply:
-        """Save a checkpoint at the current report; do nothing if saving is impossible or already done."""
+        """Save a checkpoint at the current report; do nothing if the trial can't save or has already
+        saved.
+        """
 
     @abstractmethod
     def stop(self, save: bool) -> Reply:
-        """End the trial at its report with the user's clean-up; if `save`, save first, where possible."""
+        """End the trial at its report with the user's clean-up.
+
+        If `save` is True and the trial can save, it saves first.
+        """
 
     def interrupt(self) -> NoReturn:
         """Raise an exception inside a running `advance`, so that the user's clean-up runs."""
@@ -50,7 +55,9 @@ class Runner(ABC):
         return False
 
     def close(self) -> str:
-        """Clean up a user's object that was kept for another trial; return the traceback of any exception."""
+        """Clean up a user's object that was kept for another trial; return the traceback of an exception in
+        the clean-up.
+        """
         return ""
 
 
@@ -158,7 +165,7 @@ class ClassRunner(Runner):
         with self._cleaned_up_after():
             accepted = self._trainable._take_over(spec)
         if not accepted:
-            # The former trial of this object ended long ago, so stderr is the only place for an error of its
+            # The object's former trial has already ended, so stderr is the only place for an error of its
             # clean-up.
             sys.stderr.write(self._clean_up())
             return False
@@ -235,7 +242,7 @@ class ClassRunner(Runner):
 
 
 def as_metrics(output: Any) -> dict[str, Any]:
-    """Return a function's returned or yielded value as metrics; a single number becomes `_metric`.
+    """Return the value that a function returned or yielded as metrics; a single number becomes `_metric`.
 
     Raises:
         MetricError: the value is neither a dictionary nor a number.
@@ -273,7 +280,7 @@ def make_runner(
 class TrialActor:
     """Actor of a trial: `setup` comes first, then `advance` until the trial is done, or `stop`.
 
-    `leave` comes last. If the actor serves several trials, `begin` starts the next trial instead. All calls
+    The last call is `leave`. If the actor serves several trials, `begin` starts each further trial. All calls
     of the user's code run in the trial's environment: its folder and its log files.
 
     Args:
@@ -318,8 +325,9 @@ class TrialActor:
         if is_kept:
             self._runner = before
         else:
-            # Deleting `before` frees the resources of the old object before the new object is created. This
-            # happens outside of the new trial's environment, as it may run the user's code.
+            # Deleting `before` frees the resources of the old object before the new object is created.
+            # `before` is deleted outside of the new trial's environment, because this may run the user's
+            # code.
             del before
             with _in_environment(spec):
                 self._runner = make_runner(spec, self._trainable, self._values, keep=self._serves_many)
@@ -350,7 +358,7 @@ class TrialActor:
         if runner is not None:
             with _in_environment(self._spec):
                 problem = runner.close()
-            sys.stderr.write(problem)  # the object's trial has ended, so no report can carry the error
+            sys.stderr.write(problem)  # the object's trial has ended, so no report can contain the error
         if os.getpid() != driver_pid:
             raise SystemExit(0)
 

@@ -191,7 +191,7 @@ class TrialContext:
         return dirname
 
     def activate(self) -> None:
-        """Make this the session of the code in this greenlet."""
+        """Make this object the session of the code in the current greenlet."""
         global _of_process
         _active.set(self)
         _of_process = self
@@ -204,8 +204,8 @@ class TrialContext:
 
 
 _active: ContextVar[TrialContext | None] = ContextVar("trainkit_trial", default=None)
-# Threads that the user starts don't inherit the context variable. This variable lets such threads read the
-# trial's identity.
+# Threads that the user starts don't inherit the context variable. Such threads read the trial's identity from
+# the module's variable.
 _of_process: TrialContext | None = None
 
 
@@ -264,8 +264,8 @@ def get_context() -> TuneContext:
 def checkpoint_dir(step: int) -> Iterator[str]:
     """Yield a folder for a checkpoint that the next report saves; for functions written for Ray 1.x.
 
-    Such a function receives the folder to resume from as its argument `checkpoint_dir`; None without a
-    checkpoint.
+    A function for Ray 1.x also has an argument `checkpoint_dir`, which receives the folder to resume from;
+    None without a checkpoint.
 
     Args:
         step: ignored, because checkpoints are numbered automatically; exists for Ray's signature only.

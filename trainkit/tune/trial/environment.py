@@ -1,7 +1,8 @@
 """Working directory and log files of a trial's process.
 
-Each step of a trial enters this environment before the user's code and leaves it afterwards. No change to the
-process may remain, because several trials may run in one process, in turns or one after another.
+Each step of a trial enters this environment before the user's code and leaves it afterwards. When a step has
+left the environment, no change to the process may remain, because several trials may run in one process, in
+turns or one after another.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ SEARCH_PATH = "PYTHONPATH"
 Moved = list[tuple[str | None, str, str]]
 """List of changes.
 
-Each change has the name of an environment variable (None for an entry of `sys.path`), the new value and the
-old value.
+Changes to the process. Each change has the name of an environment variable (None for an entry of `sys.path`),
+the new value and the old value.
 """
 
 
@@ -58,7 +59,7 @@ class TrialEnvironment:
         if is_first:
             os.environ[OLD_WORKING_DIR] = before
         moved: Moved = []
-        try:  # try is faster than an exit stack, which would double the cost of a report
+        try:  # an exit stack would double the cost of a report
             if self.chdir:
                 os.chdir(trial_dir)
                 if before:
@@ -80,7 +81,7 @@ class TrialEnvironment:
 def divert(paths: Sequence[str]) -> None:
     """Redirect the stdout and stderr of this process to files from now on.
 
-    The process must serve only a single trial, like a trainer's worker.
+    Use this function only in a process that serves a single trial, like a trainer's worker.
     """
     # The old descriptors stay open, so that the process that reads them notices this process's end and
     # receives the output of a crash.
@@ -128,7 +129,7 @@ def _move(before: str, moved: Moved) -> None:
     # An empty entry on the search path means the working directory. The entry is made absolute, so that
     # modules beside the script stay importable.
     for place, entry in enumerate(sys.path):
-        # Each report runs this line, which is faster than os.path.isabs.
+        # Each report runs this comparison, which is faster than os.path.isabs.
         if type(entry) is str and entry[:1] != os.sep:
             whole = os.path.join(before, entry) if entry else before
             # A path that does not exist names an import hook, as in editable installs by setuptools, so it
@@ -149,7 +150,7 @@ def _absolute(paths: str, folder: str) -> str:
 
 def _leave(before: str | None, is_first: bool, moved: Moved) -> None:
     if is_first:
-        try:  # try is faster than contextlib.suppress, which would double the cost of a report
+        try:  # contextlib.suppress would double the cost of a report
             del os.environ[OLD_WORKING_DIR]
         except KeyError:
             is_first = False  # the trial has removed the variable
@@ -215,7 +216,7 @@ def _flush(*streams: Any) -> None:
     for stream in streams:
         with contextlib.suppress(ValueError, OSError, AttributeError):  # the stream is closed or None
             stream.flush()
-    # The buffers of C code could otherwise end up in another trial's file.
+    # The buffers of C code are flushed, because their content could otherwise end up in another trial's file.
     _libc().fflush(None)
 
 

@@ -57,7 +57,10 @@ NO_PROCESS = 0
 
 
 class WorkerProcess(TypedDict):
-    """Process that a trial runs in; a dictionary, because it is sent several times as fast as an object."""
+    """Process that a trial runs in.
+
+    The type is a dictionary, because a dictionary is sent several times as fast as an object.
+    """
 
     pid: int
     hostname: str
@@ -65,7 +68,10 @@ class WorkerProcess(TypedDict):
 
 
 Reply = tuple[int, dict[str, Any] | None, str | None, bool, str]
-"""Reply of a trial's process; a tuple, because it is sent several times as fast as an object."""
+"""Reply of a trial's process.
+
+The type is a tuple, because a tuple is sent several times as fast as an object.
+"""
 
 
 def reply(
@@ -114,7 +120,9 @@ class ReportMeter:
         }
 
     def fill(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Count a report; return its metrics, with missing automatic keys such as `date` added."""
+        """Count a report; return the report's metrics with the automatic keys that are missing, such as
+        `date`.
+        """
         now = self._clock.monotonic()
         spent, self._last = now - self._last, now
         self._since_restore_s += spent

@@ -1,4 +1,6 @@
-"""Trials whose steps may run in different processes, and pass one value from step to step."""
+"""Trials whose steps may run in different processes, and of which each step passes one value to the next
+step.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,10 @@ from trainkit.tune.trial.trainable import Trainable
 class SerializedTrainable(Trainable):
     """Base class for trainables whose steps need only one pickled value from the previous step.
 
-    Each step creates its own object, in any process. `setup` runs before every step, and `state` is then set,
-    except for a trial's first step. If a step runs as several parallel tasks, the class method `joined`
-    combines their reports. `joined` returns the metrics, and the state after the step (None if the trial is
-    done).
+    Each step creates its own object, in any process. `setup` runs before every step. When `setup` runs,
+    `state` is already set, except before a trial's first step. If a step runs as several parallel tasks, the
+    class method `joined` combines their reports. `joined` returns the metrics, and the state after the step
+    (None if the trial is done).
     """
 
     @property

@@ -22,7 +22,10 @@ from trainkit.tune.trial.messages import ReportMeter, TrialSpec
 _RENAMED = {"_setup": "setup", "_train": "step", "_save": "save_checkpoint", "_restore": "load_checkpoint"}
 
 COUNTED = ".counted.json"
-"""File with the step count and time of a trainable saved without a Tuner; a Tuner stores both itself."""
+"""File with the number of steps and the time of a trainable that is saved without a Tuner.
+
+A Tuner stores both in the experiment's file.
+"""
 
 
 class WrittenCheckpoint(str):
@@ -97,15 +100,18 @@ class Trainable:
         raise NotImplementedError(f"{type(self).__name__} must define save_checkpoint() to be checkpointed")
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Load a saved state; `checkpoint` is the return value of `save_checkpoint`, or the folder."""
+        """Load a saved state.
+
+        `checkpoint` is the value that `save_checkpoint` returned, or the folder of the checkpoint.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define load_checkpoint() to be resumed")
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Become the object of another trial, as after `setup` with `new_config`; return True on success.
 
-        Called with TuneConfig(reuse_actors=True) if this method is overridden. Before the call, `self.config`
-        is already the new configuration, `iteration` starts again and `logdir` is the new trial's folder.
-        After a return of False, `cleanup` runs and a new object is created.
+        With TuneConfig(reuse_actors=True), this method is called if the class overrides it. Before the call,
+        `self.config` is already the new configuration, `iteration` starts again and `logdir` is the new
+        trial's folder. If `reset_config` returns False, `cleanup` runs and a new object is created.
         """
         return False
 
@@ -114,7 +120,7 @@ class Trainable:
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> Any:
-        """Return the resource request of a trial without `with_resources`; None: 1 CPU."""
+        """Return the resource request of a trial if `with_resources` is not used; None: 1 CPU."""
         return None
 
     # --- to use -----------------------------------------------------------------------------------
@@ -199,9 +205,9 @@ class Trainable:
         self.load_checkpoint(given_back(folder))
 
     def _take_over(self, trial: TrialSpec) -> bool:
-        """Let another trial use this object.
+        """Let another trial take over this object.
 
-        Return False if `reset_config` does not allow this, so that the trial needs a new object.
+        Return False if `reset_config` does not allow the takeover, so that the trial needs a new object.
         """
         before = self._trial_spec, self.__meter, self.config
         accepted = False
