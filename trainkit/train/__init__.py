@@ -1,7 +1,7 @@
 """Training of PyTorch models: operators, trainers and strategies.
 
-`train.report` and further names for trials and their settings come from `trainkit.tune`. This package also
-has these names, because scripts for Ray 2.x import them from `train`.
+This package also has `train.report` and other names of `trainkit.tune` for trials and their settings, because
+scripts for Ray 2.x import these names from `train`.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ class TrainingOperator:
 
     Args:
         config: the user's configuration, passed to `setup`.
-        context: context of the worker; ignored if `operator_of` has already set a context. Default: a single
-            process on the CPU, for tests and debugging.
+        context: context of the worker; ignored if `operator_of` has already set a context. Default: the
+            context of a single process on the CPU, for tests and debugging.
         *arguments, **options: further arguments of RaySGD's constructor; ignored, because the context
             contains their values.
     """
@@ -151,8 +151,8 @@ class TrainingOperator:
                 wrapped.
             optimizers: one optimizer or a list of optimizers, made from the models' parameters.
             criterion: loss function of (output, target), which returns the mean over the batch.
-            schedulers: one learning rate scheduler or a list of them; `scheduler_step_freq` sets when they
-                step.
+            schedulers: one learning rate scheduler or a list of schedulers; `scheduler_step_freq` sets when
+                they step.
             ddp_args: keyword arguments for `DistributedDataParallel`.
             apex_args: must be empty, because torch's own mixed precision replaces Apex.
 
@@ -208,12 +208,12 @@ class TrainingOperator:
                 workers' batches.
             sharded: True if the loaders already divide their samples among workers and loader processes, such
                 as a stream after `split_dataset_by_node`. Default: the samples are shared out.
-            sample_seed: seed of the random numbers that each sample of a map-style data set draws. The
-                numbers then depend only on (`sample_seed`, epoch, index), not on the number of workers and
-                loader processes. Default: samples draw from the generators of their process.
+            sample_seed: seed of the random numbers that each sample of a map-style data set draws. If a seed
+                is given, the random numbers depend only on (`sample_seed`, epoch, index), not on the number
+                of workers and loader processes. Default: samples draw from the generators of their process.
             use_stateful_dataset: True saves the `state_dict` of the `train_loader`'s iterable data set as the
-                position within an epoch; see `prepare_data_loader`. Default: samples before the position are
-                read again.
+                position within an epoch; see `prepare_data_loader`. Default: after a restart, samples before
+                the position are read again.
 
         Raises:
             ConfigError: a loader can't be iterated over or shared among workers, `uneven_inputs` has an
@@ -242,13 +242,13 @@ class TrainingOperator:
     ) -> Mapping[str, Any]:
         """Train on the batches of one epoch. Frozen models keep their current mode.
 
-        The last batch may have too few samples for all workers. A worker without a sample then gets a copy of
-        a different worker's sample. `backward` gives this copy weight 0; a step that calls `loss.backward()`
-        counts the sample twice.
+        The last batch may have too few samples for all workers. A worker without a sample gets a copy of a
+        different worker's sample. The method `backward` gives this copy weight 0, but a step that calls
+        `loss.backward()` counts the sample twice.
 
         Args:
-            iterator: iterator over this worker's batches; it ends after `num_steps` batches. Its attribute
-                `first` is the number of batches of this epoch that an interrupted call has trained.
+            iterator: iterator over this worker's batches; it ends after `num_steps` batches. The iterator's
+                attribute `first` is the number of batches of this epoch that an interrupted call has trained.
             info: dictionary with the `info` that was passed to `TorchTrainer.train`, with `epoch_idx`, and
                 with the values of `num_steps` and `use_fp16` under the keys `NUM_STEPS` and `USE_FP16`.
             num_steps: requested number of steps; None means one pass over the data.
@@ -314,10 +314,10 @@ class TrainingOperator:
     def backward(self, loss: torch.Tensor) -> None:
         """Compute the gradients of `loss`, a mean over the batch.
 
-        This method replaces `loss.backward()`. With several workers it also weights the loss if the last
-        batch of an epoch is uneven, so that the averaged gradient equals the gradient of the whole batch. A
-        copied sample, which only keeps this worker in step, gets weight 0, but with `loss.backward()` the
-        sample would count twice.
+        This method replaces `loss.backward()`. With several workers, `backward` also weights the loss if the
+        last batch of an epoch is uneven, so that the averaged gradient equals the gradient of the whole
+        batch. A sample that is only copied so that this worker takes part in the step gets weight 0. With
+        `loss.backward()`, a copied sample would count twice.
         """
         self._stepper.backward(loss)
 
@@ -353,8 +353,8 @@ class TrainingOperator:
         if result is None:
             return metrics
         output, metrics["val_loss"] = result
-        # torch's losses expect scores of classes in dimension 1. If the output has a different shape, it may
-        # not contain such scores, so no accuracy is computed.
+        # torch's losses expect scores of classes in dimension 1. If the output has a different shape, no
+        # accuracy is computed, because the output may not contain scores of classes.
         by_class = (*output.shape[:1], *output.shape[2:]) == tuple(target.shape)
         if not target.is_floating_point() and output.dim() > 1 and by_class:
             metrics["val_accuracy"] = (output.argmax(dim=1) == target.to(output.device)).double().mean()
@@ -395,7 +395,9 @@ class TrainingOperator:
         callbacks: Sequence[Any] = (),
         trainer_args: Mapping[str, Any] | None = None,
     ) -> type[Self]:
-        """Return an operator class that trains a `LightningModule` with Lightning's loops, epoch by epoch.
+        """Return an operator class that trains a `LightningModule` with Lightning's loops.
+
+        Each call of `train` runs one epoch.
 
         Args:
             lightning_module_cls: the user's subclass of `LightningModule`. Each worker makes its own
@@ -511,8 +513,8 @@ class TrainingOperator:
 
     @property
     def scheduler_step_freq(self) -> str | None:
-        """The time when schedulers step: after each "batch", each "epoch", or "manual" (by the user); or
-        None.
+        """Time when schedulers step: "batch" or "epoch" (after each batch or epoch), or "manual" (by the
+        user); or None.
         """
         return self._context.scheduler_step_freq
 
@@ -525,8 +527,8 @@ class TrainingOperator:
         elif feed is not None:
             batches = feed.label(iterator)
         else:
-            # A user's loop may use batches of a loader that was not registered. Batches without a registered
-            # loader have full weight.
+            # A user's loop may use batches of a loader that was not registered. Such batches have full
+            # weight.
             batches = (Batch(data, FULL_WEIGHT) for data in iterator)
         # A user's step receives batches exactly as the loader gives them.
         is_default = getattr(step, "__func__", None) is default

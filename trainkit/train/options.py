@@ -1,4 +1,4 @@
-"""Arguments of a trainer: they are checked together and adapted to the devices of this machine."""
+"""Arguments of a trainer, which are checked together and adapted to the devices of this machine."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(("wrap_ddp", "use_tqdm", "add_dist_sampler", "use_local"), _FLAG),
     **dict.fromkeys(("compile", "channels_last", "detect_nan"), _FLAG),
 }
-"""A rule for each argument: a test of the value, and the text of the requirement for messages."""
+"""Rule for each argument: a test of the value, and a text that states the requirement in messages."""
 
 
 @runtime_checkable
@@ -225,7 +225,7 @@ class TrainerOptions:
         return cls(**arguments, step=step)
 
     def arguments(self) -> dict[str, Any]:
-        """Return arguments of `TorchTrainer`, from which `of` makes equal options."""
+        """Return arguments of `TorchTrainer` from which the method `of` makes equal options."""
         own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "step"}
         return {**own, **{field.name: getattr(self.step, field.name) for field in fields(self.step)}}
 
@@ -240,7 +240,7 @@ class TrainerOptions:
         return found or self._mistakes_together()
 
     def _mistakes_together(self) -> list[str]:
-        """Return messages about conflicts between arguments that are valid separately."""
+        """Return messages about conflicts between arguments, each of which is valid by itself."""
         workers, found = self.num_workers, []
         if self.min_workers is not None and self.min_workers > workers:
             found.append(f"min_workers must be at most num_workers={workers}, not {self.min_workers}")
@@ -276,7 +276,10 @@ class TrainerOptions:
 
     @property
     def meets(self) -> bool:
-        """True if the workers join a process group. Strategies that shard need one even for one worker."""
+        """True if the workers join a process group.
+
+        Strategies that shard need a process group even for one worker.
+        """
         return self.num_workers > 1 or self.spec.spreads
 
     @property
@@ -304,7 +307,8 @@ class TrainerOptions:
         return config
 
     def resolved(self) -> TrainerOptions:
-        """Return a copy with "auto" replaced: use GPUs if this process sees any, with a matching backend.
+        """Return a copy in which "auto" is replaced: GPUs are used if this process sees any, and the backend
+        matches the devices.
 
         Raises:
             ConfigError: the requested devices or backend are not available here.

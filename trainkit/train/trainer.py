@@ -124,8 +124,8 @@ class OperatorTrainer:
             reduce_results: True merges the workers' results into one; False returns a list with one result
                 per worker.
             max_retries: how often the epoch continues after workers died or hung, without progress in
-                between. New workers then continue after the last snapshot of the state. 0 turns snapshots
-                off.
+                between. After each failure, new workers continue from the last snapshot of the state. 0 turns
+                snapshots off.
             info: dictionary that is passed to `train_epoch` and, with more entries, to `train_batch`. The
                 progress bar shows the entry `num_epochs`.
             dataset: a loader to train on in this call instead of the registered loader, or a function that
@@ -135,16 +135,17 @@ class OperatorTrainer:
             A dictionary: `epoch` (1 after the first epoch), `batch_count`, `num_samples`, and two entries for
             each metric: `<metric>`, its mean weighted by samples, and `last_<metric>`, its last value.
 
-        If the trainer has loaded a state from the middle of an epoch, train the rest of this epoch. The
-        result then counts the whole epoch, and `num_steps` includes the earlier steps.
+        If the trainer has loaded a state from the middle of an epoch, train the rest of this epoch. In this
+        case, the result covers the whole epoch, and `num_steps` includes the earlier steps.
 
         Raises:
             GangError: workers died or hung, and no retry is left. The trainer has ended.
             KeyboardInterrupt, SystemExit: Ctrl-C was pressed, or SIGTERM arrived. The workers first finish
-                their step, and then end. `save` writes the state after this step; other calls start new
-                workers with this state. Workers that can't pause, and all workers at a second signal, are
-                ended in the middle of a step; the state is then the last snapshot's. With `max_retries=0` no
-                such snapshot exists, so make a new trainer and load a checkpoint.
+                their step, and then end. Afterwards, `save` writes the state after this step, and other calls
+                start new workers with this state. Workers that can't pause, and all workers at a second
+                signal, are ended in the middle of a step; the trainer then has the state of the last
+                snapshot. With `max_retries=0` no snapshot exists, so make a new trainer and load a
+                checkpoint.
             Exception: the operator's exception, with the worker's traceback.
         """
         arguments = (num_steps, dict(info or {}), profile, dataset)
@@ -165,7 +166,7 @@ class OperatorTrainer:
 
         `train` describes the arguments, result and errors, with two differences: `num_steps` limits
         validation to the first batches, and `profile` contains "eval_fwd" and "validation". Unless
-        `max_retries` is 0, a snapshot is taken before the validation if the last one is out of date.
+        `max_retries` is 0, a snapshot is taken before the validation if the last snapshot is out of date.
         """
         call = Call("validate", (num_steps, dict(info or {}), profile), Effect.SMALL, in_step=True)
         return self._epoch(call, max_retries, reduce_results, "validation")
@@ -184,7 +185,7 @@ class OperatorTrainer:
                 `predict_dataloader`.
             num_steps: number of batches of each loader, over all workers; None means all batches.
             max_retries: how often the prediction may be repeated if workers die or hang; without a snapshot
-                of the state it is never repeated.
+                of the state, the prediction is never repeated.
 
         Returns:
             The results of `predict_step`, one per batch, with tensors on the CPU; for several loaders a list
@@ -268,7 +269,8 @@ class OperatorTrainer:
 
     @without_frames
     def load_state_dict(self, state_dict: Mapping[str, Any], blocking: bool = False) -> None:
-        """Load a state that `state_dict` returned, also from a trainer with a different number of workers.
+        """Load a state that `state_dict` returned, even if it comes from a trainer with a different number of
+        workers.
 
         Args:
             state_dict: result of `state_dict`, which is copied.
@@ -281,18 +283,20 @@ class OperatorTrainer:
 
     @without_frames
     def save(self, path: str | Path, *, wait: bool = True) -> Path:
-        """Write a checkpoint as a folder. An existing checkpoint is replaced after the new one is on disk.
+        """Write a checkpoint as a folder.
+
+        An existing checkpoint is replaced after the new checkpoint is on disk.
 
         With `wait=False`, each worker copies its part of the state into the object store, and the call
-        returns. Another process, with the lowest priority, then writes the copy while training continues.
-        At most one write runs at a time: `save` and `load` first wait until it has ended. The end of the
-        `with` block, `shutdown` and the program's end wait too. If the write fails, the trainer's next call
-        raises CheckpointError before it does anything else.
+        returns. A process with the lowest priority then writes the copy while training continues. At most one
+        write runs at a time: `save` and `load` first wait until the previous write has ended. The end of the
+        `with` block, `shutdown` and the end of the program also wait for the write. If the write fails, the
+        trainer's next call raises CheckpointError before it does anything else.
 
         Args:
             path: the folder. If workers are on several machines, the folder must be on a shared file system.
-            wait: False to return when the state is copied. If the copy does not fit into the object store, or
-                the engine has no other processes (the inline engine), the call waits nevertheless.
+            wait: False to return when the state is copied. Even with False, the call waits if the copy does
+                not fit into the object store, or if the engine has no other processes (the inline engine).
 
         Returns:
             The folder's absolute path.
@@ -311,7 +315,8 @@ class OperatorTrainer:
 
     @property
     def last_save(self) -> FinishedSave | None:
-        """Durations and size of the last finished write of `save(wait=False)`; None before the first.
+        """Durations and size of the last finished write of `save(wait=False)`; None before the first write
+        has finished.
 
         Raises:
             CheckpointError: the last write failed.
@@ -358,7 +363,8 @@ class OperatorTrainer:
         *,
         metric: str = "train_loss",
     ) -> RangeTestResult:
-        """Train one step at each of many learning rates; return the losses, which suggest a learning rate.
+        """Train one step at each of many learning rates; return the losses, from which a good learning rate
+        can be chosen.
 
         Afterwards the trainer has new workers with the previous state, so weights and rates are unchanged.
 
@@ -396,14 +402,14 @@ class OperatorTrainer:
     ) -> int:
         """Return the largest batch size at which training does not run out of memory.
 
-        Each size is tried on new workers, by setting it in their configuration. So a size has no lasting
-        effect if it runs out of memory or if a worker is killed. Afterwards the trainer has its previous
-        state.
+        Each size is tried on new workers that have the size in their configuration. So a size that runs out
+        of memory, or at which a worker is killed, has no lasting effect. After the search, the trainer has
+        its previous state.
 
         Args:
             mode: "power" doubles the size while it fits into memory, or halves it until it fits. "binsearch"
-                does the same, and then searches between the largest size that fits and the smallest that does
-                not.
+                does the same, and then searches between the largest size that fits and the smallest size that
+                does not fit.
             steps_per_trial: number of batches to train on with each size.
             init_val: the first size.
             max_trials: largest number of sizes to try.
@@ -453,7 +459,7 @@ class OperatorTrainer:
         return make_trainable(TrialPlan(cls, options, override_tune_step))
 
     def __trainable__(self) -> type[TrainerTrainable]:
-        """Return the trainable for `tune.Tuner(trainer)`. This ends the trainer's workers."""
+        """Return the trainable for `tune.Tuner(trainer)`, and end the trainer's own workers."""
         made = make_trainable(TrialPlan(type(self), self._options, None))
         self.shutdown()
         return made

@@ -54,7 +54,7 @@ def diverted(paths: Sequence[str], pid: int, hook: Callable[[], Any] | None) -> 
     Args:
         paths: paths of the trial's files for stdout and stderr.
         pid: id of the trial's own process, whose output is already redirected.
-        hook: the user's `initialization_hook`, which is called afterwards.
+        hook: the user's `initialization_hook`, which is called after the redirection.
     """
     if os.getpid() != pid:
         divert(paths)
@@ -77,7 +77,8 @@ class TrainerTrainable(Trainable):
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory:
-        """Return an empty bundle for the trial's own process, which only waits, and each worker's bundle.
+        """Return the bundles of a trial: an empty bundle for the trial's own process, which only waits, and a
+        bundle for each worker.
 
         With `use_local` the trial's process is worker 0 and uses the first worker's bundle.
         """
@@ -147,8 +148,8 @@ def override_operator(
 def initial_hyperparameters(operator: TrainingOperator) -> Hyperparameters | None:
     """Return the hyperparameters set by `setup`; call it before anything is trained or loaded.
 
-    For a Lightning module, return the hyperparameters set by `configure_optimizers`, or None before this
-    method ran. A Lightning module's hyperparameters may be requested at any time.
+    For a Lightning module, return the hyperparameters set by `configure_optimizers`, or None if this method
+    has not run yet. A Lightning module's hyperparameters may be requested at any time.
     """
     if hasattr(operator, "lightning_trainer"):
         held: Hyperparameters | None = getattr(operator, "lightning_set_up", None)
@@ -185,6 +186,9 @@ def make_trainable(plan: TrialPlan) -> type[TrainerTrainable]:
 
 
 def both(training: Mapping[str, Any], validation: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the metrics: validation's value is used for equal names, except for the counts of training."""
+    """Merge the metrics of training and validation.
+
+    For equal names, the validation's value is used, except for the counts of training.
+    """
     counts = {name: training[name] for name in (NUM_SAMPLES, BATCH_COUNT, EPOCH) if name in training}
     return {**training, **validation, **counts}

@@ -5,13 +5,14 @@
     <path>/shards/            tensors that are sharded over workers (shards.py); state.pt has "meta" tensors
 
 A checkpoint is first written to a temporary folder beside its final path, and then moved there in one step.
-So if the program is killed, either the old or the new checkpoint exists. If no single worker has the whole
-state, all workers write into the same temporary folder:
+So even if the program is killed, either the complete old or the complete new checkpoint exists. If no single
+worker has the whole state, all workers write into the same temporary folder:
 
     worker 0    make temporary folder ─▶ ─┬─ write own shards ─▶ state.pt, checkpoint.json ─▶ move to <path>
     worker n                              └─ write own shards ─▶
 
-After each arrow the workers exchange whether they succeeded. If a worker failed, the old checkpoint stays.
+After each step, which is an arrow in the diagram, the workers tell each other if they succeeded. If a worker
+failed, the old checkpoint stays.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _NOT_SUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
 
 @contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
-    """Yield a new folder to fill; it replaces `path` in one step at the end of the block.
+    """Yield a new folder to fill; the folder replaces `path` in one step at the end of the block.
 
     A reader of `path` always finds either the complete old contents or the complete new contents, even if the
     writer is killed or the power fails. If the block raises an error, `path` is unchanged. Leftovers of an
@@ -76,13 +77,13 @@ def written_aside(path: Path) -> Iterator[Path]:
         _take_place(aside, path)
         sync(path.parent)
     finally:
-        # If the two folders were exchanged, `aside` now contains the old checkpoint, which is no longer
+        # After an exchange of the two folders, `aside` contains the old checkpoint, which is no longer
         # needed.
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def remove_all(outdated: Iterable[Path]) -> None:
-    """Delete checkpoints; each disappears in one step."""
+    """Delete checkpoints. Each checkpoint disappears in one step."""
     for path in outdated:
         aside = aside_of(path, os.getpid(), _own_host())
         try:
@@ -100,7 +101,9 @@ def aside_of(path: Path, writer: int, host: int) -> Path:
 
 
 def _own_host() -> int:
-    """Return a number of this machine, for the names of temporary folders on a shared file system."""
+    """Return a number that identifies this machine, for the names of temporary folders on a shared file
+    system.
+    """
     return zlib.crc32(socket.gethostname().encode())
 
 
@@ -150,8 +153,8 @@ def remove_left_over(folder: Path, pattern: str, *, everywhere: bool = False) ->
 
     Args:
         folder: folder of the checkpoints.
-        pattern: pattern of their names.
-        everywhere: True if no process of another machine writes these checkpoints any more.
+        pattern: pattern of the checkpoints' names.
+        everywhere: True if no process on another machine writes checkpoints in `folder` any more.
     """
     for left in folder.glob(f".{pattern}.writing-*"):
         host, pid = left.name.split("-")[-2:]
@@ -310,7 +313,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def damage(path: Path) -> CheckpointError | None:
-    """Return the error of reading a damaged checkpoint.
+    """Return the error that a damaged checkpoint causes when it is read.
 
     Return None for a checkpoint without damage, and for a folder of a different program or newer version.
     """
@@ -335,12 +338,14 @@ def _checksum(content: Mapping[str, Any]) -> int:
 
 
 def shard_files() -> Any:
-    """Return the module shards.py, loaded on demand because importing DTensors takes a second."""
+    """Return the module shards.py, which is imported on demand, because the import of DTensors takes a
+    second.
+    """
     return importlib.import_module("trainkit.train.checkpoint.shards")
 
 
 def key_of(where: Sequence[Any]) -> str:
-    """Return the name under which the shards contain a tensor; `where` are the tensor's keys in the state."""
+    """Return the name that a tensor has in the shards; `where` are the tensor's keys in the state."""
     return "/".join(map(str, where))
 
 
@@ -416,8 +421,8 @@ def write_sharded(
 
     Args:
         path: a folder that all workers can reach.
-        state: this worker's state. All tensors of models and optimizers, every DTensor and every `Spread`
-            are written as shards, part by part, so no whole tensor is made. Everything else is taken from
+        state: this worker's state. All tensors of models and optimizers, every DTensor and every `Spread` are
+            written as shards, part by part, so no whole tensor is made. All other values are taken from
             worker 0.
         metadata: contents of `checkpoint.json`, equal on all workers.
         group: the workers.

@@ -63,7 +63,7 @@ _CLASSES = {
 
 
 class _Writer(FileSystemWriter):
-    """Torch's writer of shards, but with errors that state their cause."""
+    """Torch's writer of shards, with error messages that also state the cause."""
 
     def write_data(self, plan: Any, planner: Any) -> Any:
         try:
@@ -121,7 +121,8 @@ def write(folder: Path, tensors: Mapping[str, torch.Tensor | Spread]) -> None:
         for name, tensor in tensors.items()
     }
     with warnings.catch_warnings():
-        # torch warns that it chooses a process group, although `no_dist` below leaves it no choice.
+        # The warning is hidden, because torch warns that it chooses a process group although `no_dist` leaves
+        # no choice.
         warnings.simplefilter("ignore")
         save(
             held,
@@ -189,7 +190,7 @@ class _Into(DefaultLoadPlanner):
         return place
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Do nothing, because the tensor was read directly into the result."""
+        """Do nothing, because the values were read directly into the given tensor."""
 
 
 class _Reader(FileSystemReader):

@@ -3,11 +3,11 @@
 {"epoch", "global_step", "models", "optimizers", "schedulers", "scaler", "operator"}    equal on all workers
 {"workers": [{"data_rank", "rng", "data"}, ...]}                                        each worker's own
 
-A trial's configuration takes precedence over its checkpoint. But an optimizer's state contains its learning
-rate, and a scheduler's state its initial rate. So a trial that continues from another trial's checkpoint
-would train with the other trial's rate. Therefore a trial's checkpoint also contains the hyperparameters that
-each worker's `setup` derived from the configuration. If `setup` now derives different values, training
-continues with the new values.
+A trial's configuration takes precedence over its checkpoint. However, an optimizer's state contains its
+learning rate, and a scheduler's state contains its initial rate. So a trial that loads another trial's
+checkpoint would train with the other trial's rate. Therefore a trial's checkpoint also contains the
+hyperparameters that each worker's `setup` derived from the configuration. If `setup` of the trial that loads
+the checkpoint derives different values, training continues with the new values.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class WorkerState:
 
     Attributes:
         shared: this worker's part of the state that all workers have in common, detached (tensors.py); None
-            if the first worker has the whole common state.
+            on other workers if the first worker has the whole common state.
         own: this worker's random generators and its position in the data.
     """
 
@@ -164,10 +164,11 @@ def dealt_progress(
 
     Args:
         workers: saved states of the earlier workers, by rank.
-        data_rank: index of the worker's model copy; workers of one copy take over the same metrics.
+        data_rank: index of the worker's model copy. Workers that hold a copy together take over the same
+            metrics.
         data_ways: number of model copies.
     """
-    # Among the workers that held a copy together, only the worker that reports has metrics.
+    # Among the workers that held a model copy together, only the worker that reports has metrics.
     found: dict[int, Mapping[str, Any]] = {}
     for rank, own in enumerate(workers):
         if (held := own.get("progress")) is not None:
@@ -294,8 +295,8 @@ def overridden(loaded: Any, then: Any, now: Any) -> Any:
     """Return the value that training continues with, after `setup` set `then` for the checkpoint's
     configuration and `now` for the current configuration.
 
-    A change that a schedule has made is kept in proportion: if the rate is half of `then`, it becomes half of
-    `now`.
+    If a schedule has changed the value, the change is kept in proportion: a rate that is half of `then`
+    becomes half of `now`.
     """
     if _same(then, now):
         return loaded

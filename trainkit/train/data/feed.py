@@ -1,7 +1,8 @@
-"""Feeds, which pass a loader's batches to the training loop: equally many on each worker, with weights.
+"""Feeds, which pass a loader's batches, with their weights, to the training loop; each worker gets equally
+many batches.
 
 Between loader and step, a batch first passes through the feed's iterator, which assigns the batch's weight,
-and then through the epoch's iterator (step/epoch.py). On a GPU, it also passes through the prefetcher's
+and then through the epoch's iterator (step/epoch.py). On a GPU, a batch also passes through the prefetcher's
 iterator.
 """
 
@@ -85,10 +86,10 @@ class Feed:
     Args:
         loader: source of the batches.
         group: the workers that share the samples.
-        training: True if the model is trained on the batches. In training the loader starts again if more
-            batches are requested than it has.
-        in_step: True if workers communicate in each step, so that all workers must run equally many steps;
-            default: True in training.
+        training: True if the model is trained on the batches. In training, the loader starts again if more
+            batches are requested than the loader has.
+        in_step: True if workers communicate in each step. All workers must then run equally many steps.
+            Default: True in training.
         every: number of batches whose gradients form one optimizer step.
         uneven: handling of uneven batches from a loader that the user has split; see
             `TrainingOperator.register_data`.
@@ -96,7 +97,8 @@ class Feed:
 
     Attributes:
         taken: number of batches taken since the epoch began.
-        done: number of batches that the training loop has finished since the epoch began, for `state`.
+        done: number of batches that the training loop has finished since the epoch began; `state` uses this
+            number.
         current: weight of the last taken batch.
         total: number of batches of the epoch, equal on all workers; None if unknown, and before the first
             batch.
@@ -144,9 +146,14 @@ class Feed:
         """State of the loader before the current pass, and the position where this process began the pass."""
         self._ahead = False
         self._base = 0
-        """First batch of the epoch that this process trains, with which an optimizer step begins."""
+        """Index of the first batch of the epoch that this process trains.
+
+        An optimizer step begins with this batch.
+        """
         self._rest: tuple[int, BatchSizes] | None = None
-        """First batch and batch sizes of a pass that continues with other batches than it began with."""
+        """First batch and batch sizes of a pass that is continued with a different batch size or number of
+        workers.
+        """
 
     @property
     def weight(self) -> float:
@@ -175,7 +182,7 @@ class Feed:
     def state(self) -> dict[str, Any]:
         """Return the state that determines the next batches: the order of the samples, and the position.
 
-        The position is only known during training and after `load_state`, between batches.
+        The position is only known between batches, during training or after `load_state`.
         """
         if self._pass is None:
             held = loader_state(self.loader, self._sampler())
@@ -193,7 +200,8 @@ class Feed:
         """Load a result of `state`."""
         position, shape = held.get("position", {}), self._shape()
         if position.get("kept") and (position["unit"], position["world_size"]) != shape:
-            # The loader's own state counts the batches of the earlier workers, so the pass starts again.
+            # The pass starts again, because the loader's own state counts batches of the earlier workers,
+            # whose number or batch size was different.
             held = {name: each for name, each in held.items() if name not in ("loader", "batch_sampler")}
         load_loader_state(self.loader, self._sampler(), held)
         self._resumed = bool(held.get("started"))
@@ -202,7 +210,7 @@ class Feed:
 
     @property
     def begun(self) -> int:
-        """Number of batches of the next epoch that were already trained, from a loaded position."""
+        """Number of batches of the next epoch that were trained before the loaded position."""
         return 0 if self._next is None else self._next.taken
 
     def end_epoch(self) -> None:
@@ -232,8 +240,8 @@ class Feed:
             epoch_idx: passed to `set_epoch` of the loader, its samplers and its data set.
             num_steps: number of batches, including the batches before a loaded position; in training, a
                 loader with fewer batches starts again. None: one pass.
-            timed: wrapper of the function that takes the next batch; it counts batches and their time (see
-                `Timed`).
+            timed: wrapper of the function that takes the next batch; the wrapper counts batches and their
+                time (see `Timed`).
         """
         set_epoch(self.loader, epoch_idx)
         self._asked, self._last, self._weights, self._shares = num_steps, None, None, []
@@ -254,8 +262,8 @@ class Feed:
             yield Batch(each, self.current)
 
     def _epoch(self, take: Callable[[], Any]) -> Iterator[Batch]:
-        # The last batch of an epoch completes the accumulated gradient early. So if its index is unknown in
-        # advance, the next batch is fetched before the current one is yielded.
+        # The last batch of an epoch completes the accumulated gradient early. If the index of the last batch
+        # is unknown in advance, each batch is fetched before the previous batch is yielded.
         looks_ahead = self._ahead = self._every > 1 and self._sizes() is None
         following = take()
         while following is not _END:
@@ -289,7 +297,7 @@ class Feed:
         return BatchSizes(len(batches.sampler), batches.batch_size, batches.drop_last)
 
     def _weight_of(self, step: int) -> BatchWeight:
-        """Return the weight of batch `step` of the epoch; `step` keeps counting over several passes."""
+        """Return the weight of batch `step` of the epoch, where `step` counts the batches of all passes."""
         weight = self._even_weight_of(step)
         share = next((share for first, share in reversed(self._shares) if first <= step), 1.0)
         if share == 1:
@@ -322,7 +330,9 @@ class Feed:
         return provisional_weight(sizes, full, every=self._every, last=last, **place)
 
     def _start_pass(self) -> Callable[[], Any]:
-        """Start a pass over the loader; return a function for its next batch, or `_END` after the last."""
+        """Start a pass over the loader; return a function that returns the next batch, or `_END` after the
+        last batch.
+        """
         if self._next is not None:
             what = _name(self._training) if self._group.rank == 0 else ""
             self._next = self._next.on(*self._shape(), plain=self._plain(), what=what)
@@ -343,7 +353,7 @@ class Feed:
         return self._together()
 
     def _left(self) -> int | None:
-        """Return the number of batches of the pass that starts; None if unknown in advance."""
+        """Return the number of batches of the pass that is about to start; None if unknown in advance."""
         begun = 0 if self._next is None else self._next.consumed
         if (sizes := self._sizes()) is not None:
             return replace(sizes, samples=sizes.samples - begun).steps
@@ -351,7 +361,10 @@ class Feed:
         return None if steps is None else steps - begun
 
     def _ends_after(self, left: int | None) -> None:
-        """Note that the pass that starts, the only pass without a requested number, has `left` batches."""
+        """Record that the pass that is about to start has `left` batches.
+
+        It is the only pass, because no number of batches is requested.
+        """
         if self._asked is None and left is not None:
             self.total = self.taken + left
 
@@ -367,8 +380,8 @@ class Feed:
                 self._begin_rest(self.taken, 0)
             return started_iterator(gathering(self.loader), resumed=resumed)
         if keeps_processes(self.loader):
-            # This pass starts processes of a copy of the loader. The next pass starts the loader's own
-            # processes, for which an uninterrupted run draws no seed then.
+            # A resumed pass starts processes of a copy of the loader. The next pass starts the loader's own
+            # processes, at a point where an uninterrupted run draws no seed.
             before["started"], self._resumed = resumed or before["started"], True
         self._pass = before, position
         sizes, unit = self._sizes(), position.unit
@@ -439,7 +452,8 @@ class Feed:
             )
 
     def _together(self) -> Callable[[], Any]:
-        """Return a function for the next batch, equally often on each worker, if the user split the data.
+        """Return a function that returns the next batch, if the user has split the data; each worker gets
+        equally many batches.
 
         In validation, and in training with `uneven="join"`, no batch is skipped. A worker without more
         batches repeats its last batch with weight 0.
@@ -503,8 +517,8 @@ class _Passes:
     """The batches of an epoch, taken from one or several passes over the loader.
 
     Args:
-        start: function that starts a pass; it returns a function that gives the next batch, and `_END` after
-            the last.
+        start: function that starts a pass, and returns a function that returns the next batch, and `_END`
+            after the last batch.
         limit: number of batches in the epoch; None means one pass.
         repeat: True starts another pass if a pass has too few batches.
         begun: True if the first pass continues an earlier pass, which may have no batches left.
@@ -522,7 +536,8 @@ class _Passes:
     def take(self) -> Any:
         """Return the next batch; `_END` after the last batch."""
         if self._left <= 0:
-            # an earlier call ran all steps of this epoch, but the next pass must still count as a later pass
+            # an earlier call may have run all steps of this epoch; even so, the next pass must count as a
+            # later pass
             if self._begun:
                 self._begun = False
                 self._start()
@@ -591,7 +606,8 @@ def _share_of(
     if isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset):
         if group.members == 1 and loader.num_workers == 0:
             return loader
-        # Workers may have different seeds, but must read the same stream.
+        # The seed comes from worker 0, because workers may have different seeds, but must read the same
+        # stream.
         seed = group.broadcast_integers([torch.initial_seed() % 2**62])[0]
         return SharedStreamLoader(
             loader,

@@ -1,4 +1,4 @@
-"""Loader with a `state_dict`: the position in a pass, at which another loader continues.
+"""Loader whose `state_dict` includes the position in a pass, at which another loader continues.
 
     state before the pass ──▶ draw the order of the whole pass ──▶ skip samples ──▶ deal out to the workers
 
@@ -110,7 +110,8 @@ class PlacedLoader(LoaderView):
         self.sampler_of_all = sampler
         self._stateful = use_stateful_dataset
         self._current: _Pass | None = None
-        self._open: tuple[_Pass, ...] = ()  # A copy of this loader must not change it, so it is a tuple.
+        # The value is a tuple, because a copy of this loader must not change it.
+        self._open: tuple[_Pass, ...] = ()
         self._loaded: dict[str, Any] | None = None
         self._resumed = self._warned = False
 
@@ -125,7 +126,7 @@ class PlacedLoader(LoaderView):
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that determines the batches after the last batch that the loop has taken.
+        """Return the state that determines the batches that follow the last batch that the loop has taken.
 
         Between passes, the state has no position: the next pass begins with the first batch. All workers have
         equal states, unless the program itself divides the samples, or the loader has a state of its own.
@@ -151,7 +152,9 @@ class PlacedLoader(LoaderView):
         return {**held, "position": vars(at), "order": dict(current.order)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Make the next pass continue at the position of a result of `state_dict`, also of another worker."""
+        """Make the next pass continue at the position in a result of `state_dict`, which may come from
+        another worker.
+        """
         held = dict(state_dict)
         place = held.get("position", {})
         if place.get("kept") and (place["unit"], place["world_size"]) != self._shape():
@@ -164,7 +167,7 @@ class PlacedLoader(LoaderView):
     def __iter__(self) -> Any:
         held = self._loaded
         if held is not None and self._current is not None:
-            # An earlier pass has begun without taking a batch, and has thereby changed the generators.
+            # A pass that has begun, but has not taken a batch, has changed the generators.
             self.load_state_dict(held)
             self._loaded = held
         position = None if held is None or "position" not in held else Position(**held["position"])
@@ -211,7 +214,7 @@ class PlacedLoader(LoaderView):
     def _take(self, current: _Pass, held: Mapping[str, Any] | None) -> None:
         """Make `current` the pass that the state describes.
 
-        Its first batch uses up the loaded state `held`.
+        With the first batch of the pass, the loaded state `held` is used up.
         """
         others = tuple(each for each in self._open if each is not current)
         if current.taken <= 1 and held is self._loaded:
@@ -219,7 +222,7 @@ class PlacedLoader(LoaderView):
             for each in others:
                 each.alone = False
         elif len(others) == len(self._open):
-            return  # Another state was loaded after this pass had begun.
+            return  # A different state was loaded after this pass had begun.
         self._open, self._current = (*others, current), current
 
     def _leave(self, current: _Pass, is_over: bool) -> None:
@@ -265,7 +268,9 @@ class PlacedLoader(LoaderView):
         return 0
 
     def _order(self) -> dict[str, Any]:
-        """Return how the next pass draws its order: with a seed and an epoch, or the rank that draws it."""
+        """Return how the next pass draws its order: the seed and the epoch, or the rank of the worker that
+        draws the order.
+        """
         loader, sampler = self._loader, sampler_of(self._loader)
         if isinstance(loader, SharedStreamLoader):
             stream: Any = loader.dataset
@@ -292,7 +297,7 @@ class PlacedLoader(LoaderView):
     def _has_samples(self, position: Position, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
         counts = before.get("samples"), now.get("samples")
         is_own = before.get("rank") == self._rank and position.world_size == self._world_size
-        # If the program itself shares the samples, the length may differ between workers.
+        # If the program itself divides the samples, workers may have different numbers of samples.
         if None in counts or counts[0] == counts[1] or (position.unit == BATCHES and not is_own):
             return True
         if self._rank == 0 or position.unit == BATCHES:
@@ -418,8 +423,9 @@ def _whole_sampler(kind: str, loader: DataLoader[Any]) -> Iterable[int]:
 class _Dealt:
     """A worker's samples of the rest of an order, as torch's `DistributedSampler` deals them.
 
-    All workers get equally many samples. For this, samples of the order's beginning are repeated. With
-    `is_cut`, the last samples are left out instead. The order is drawn when the iteration begins.
+    All workers get equally many samples. If the samples can't be divided evenly, samples from the beginning
+    of the order are repeated or, with `is_cut`, the last samples are left out. The order is drawn when the
+    iteration begins.
     """
 
     whole: Iterable[int]

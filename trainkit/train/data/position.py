@@ -37,12 +37,12 @@ class Position:
 
     Attributes:
         taken: number of batches of the epoch before the position, over all passes.
-        consumed: number of samples of the current pass before the position, over all workers; the number of
-            this worker's batches if `unit` is BATCHES.
+        consumed: number of samples of the current pass before the position, over all workers. If `unit` is
+            BATCHES, the number of this worker's batches.
         unit: number of samples of a batch, over all workers; BATCHES if unknown.
         world_size: number of workers that shared the samples.
         generators: result of `generator_states` before the pass.
-        kept: True if the loader's own state includes the position, so that nothing must be skipped.
+        kept: True if the loader's own state includes the position, so that no samples must be skipped.
         plain: True if the data is a stream that one worker reads alone, with the generators of its process.
         stream: result of `stream_state` at the position; empty if the stream must be read again.
     """
@@ -71,7 +71,7 @@ class Position:
             unit: see the attributes.
             world_size: see the attributes.
             plain: see the attributes.
-            what: name of the loader, for warnings; "" logs no warning.
+            what: name of the loader, for warnings; if the name is "", no warning is logged.
         """
         moved = (unit, world_size) != (self.unit, self.world_size)
         if (self.kept and moved) or (BATCHES in (unit, self.unit) and world_size != self.world_size):
@@ -102,8 +102,8 @@ def unit_of(loader: Any, world_size: int) -> int:
     if isinstance(loader, SharedStreamLoader):
         return loader.deal.global_batch_size
     if isinstance(getattr(loader, "dataset", None), IterableDataset):
-        # Each loader process of a plain loader reads the whole stream. So samples are only counted for a
-        # loader without processes.
+        # Each loader process of a plain loader reads the whole stream. So samples are counted only if the
+        # loader has no processes.
         alone = world_size == 1 and isinstance(loader, DataLoader) and loader.num_workers == 0
         return loader.batch_size or BATCHES if alone else BATCHES
     return int(batches.batch_size) if type(batches) is BatchSampler and world_size == 1 else BATCHES
@@ -121,7 +121,8 @@ def generators_at(held: Mapping[str, Any]) -> Iterator[None]:
 
 
 def advanced(loader: Any, position: Position) -> tuple[Any, Rest]:
-    """Return a copy of `loader`, for one pass, that starts at `position`, and the part that skips.
+    """Return a copy of `loader`, for one pass, that starts at `position`, and the object in the copy that
+    skips.
 
     Samples of a data set without indices and without a state are read and discarded.
     """
@@ -159,7 +160,9 @@ def advanced(loader: Any, position: Position) -> tuple[Any, Rest]:
 
 
 def keeps_stream(loader: Any) -> bool:
-    """Return True if this process reads a stream whose data set can continue by its own state."""
+    """Return True if this process reads a stream, and the stream's data set has a state from which it can
+    continue.
+    """
     source = getattr(loader, "dataset", None)
     if not isinstance(source, IterableDataset) or getattr(loader, "num_workers", 1) > 0:
         return False
@@ -242,8 +245,8 @@ def load_loader_state(loader: Any, sampler: Any, held: Mapping[str, Any]) -> Non
     if isinstance(loader, SharedStreamLoader) and "seed" in held:
         loader.dataset.seed = held["seed"]  # type: ignore[attr-defined]
     if keeps_processes(loader) and not held.get("started"):
-        # Persistent processes that were started after the state was saved would make the next pass skip a
-        # random draw.
+        # If persistent processes were started after the state was saved, the next pass would skip a random
+        # draw.
         loader._iterator = None
 
 
@@ -279,8 +282,8 @@ def started_iterator(loader: Any, *, resumed: bool) -> Iterator[Any]:
         loader: loader of the batches.
         resumed: True if a loaded state came from a loader that had already started its persistent workers. A
             loader with persistent workers draws their seed only once, at their start, so a resumed loader
-            must not draw it again. The generators inside the workers start again, because they ended with
-            their processes.
+            must not draw it again. The generators inside the workers start again, because they have ended
+            with the workers' processes.
     """
     if not resumed or not keeps_processes(loader) or loader._iterator is not None:
         return iter(loader)

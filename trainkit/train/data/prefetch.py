@@ -4,7 +4,7 @@
     side            copy 1    copy 2 ─────────┐     copy 3
     computing                     step 1 ─────┴──────▶ step 2
 
-Source: https://docs.pytorch.org/docs/stable/notes/cuda.html (streams; use pinned memory buffers).
+Source: https://docs.pytorch.org/docs/stable/notes/cuda.html, "CUDA streams" and "Use pinned memory buffers".
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def _on_side_stream(
         computing = torch.cuda.current_stream(device)
         # The copy must be complete before the step reads it. Only the computing stream waits, not the CPU.
         computing.wait_stream(side)
-        # The memory is marked as used by the computing stream, so that it is not reused before that stream is
-        # done.
+        # The batch's memory is marked as used by the computing stream, so that it is not reused before this
+        # stream is done.
         current = map_tensors(partial(_used_on, computing), following)
         following = fetched()
         yield current

@@ -59,7 +59,9 @@ def _kept() -> Iterator[None]:
 
 
 class RandomSource:
-    """Sequence of random numbers that the global generators of torch, NumPy and Python give while in use.
+    """Sequence of random numbers.
+
+    While the sequence is in use, the global generators of torch, NumPy and Python return its numbers.
 
     Args:
         seed: seed of the generators.
@@ -71,7 +73,10 @@ class RandomSource:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Let the global generators continue this sequence in the block; afterwards, their own sequences."""
+        """Let the global generators continue this sequence in the block.
+
+        After the block, they continue their own sequences.
+        """
         with _kept():
             if self._states is None:
                 _seed(self._seed)
@@ -86,7 +91,7 @@ class RandomSource:
             return {name: each for name, each in generator_states().items() if name != "cuda"}
 
     def load(self, held: Mapping[str, Any]) -> None:
-        """Continue at a result of `state`; an empty one begins the sequence."""
+        """Continue at the position in a result of `state`; if the result is empty, begin the sequence."""
         if held:
             with _kept():
                 load_generator_states(held)
@@ -147,7 +152,8 @@ class SeededSamples(Dataset[Any]):
             return [self._sample(epoch, index) for index in indices]
 
     def _sample(self, epoch: int, index: Any) -> Any:
-        # Equal indices may have different types, such as NumPy's integers.
+        # The index is converted to an int, because equal indices may have different types, such as NumPy's
+        # integers.
         _seed(seed_of(self._seed, epoch, int(index) if hasattr(index, "__index__") else index))
         return self.source[index]
 

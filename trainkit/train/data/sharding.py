@@ -44,13 +44,14 @@ class BatchWeight:
     """Weight of one batch in an optimizer's step.
 
     Attributes:
-        averaged: factor for this worker's mean loss if gradients are averaged over workers; 0 if the batch
-            only repeats samples to keep this worker in step.
+        averaged: factor for this worker's mean loss if gradients are averaged over workers. The factor is 0
+            if the batch only repeats samples so that this worker takes part in the step.
         own: factor for this worker's mean loss if gradients are not averaged over workers.
         closes_step: True for the last batch of the optimizer's step.
         correction: factor for the gradients at the end of the step, if weights were assigned before the sizes
             of all its batches were known.
-        own_correction: the same factor if gradients are not averaged over workers.
+        own_correction: correction of the gradients at the end of the step, if gradients are not averaged over
+            workers.
     """
 
     averaged: float = 1.0
@@ -85,7 +86,7 @@ class BatchSizes:
         return full + (1 if rest and not self.drop_last else 0)
 
     def size(self, index: int) -> int:
-        """Return the size of batch `index`, which keeps counting when the data starts again."""
+        """Return the size of batch `index`, where `index` counts the batches of all passes."""
         first = index % self.steps * self.batch_size
         return min(self.batch_size, self.samples - first)
 
@@ -112,13 +113,13 @@ class BatchWeights:
 
     def __call__(self, index: int) -> BatchWeight:
         """Return the weight of batch `index`, counted from 0 at the start of the call."""
-        # A user's loop may run over more batches than planned. The weights then start again, as in a new
-        # call.
+        # A user's loop may run over more batches than planned. The weights of the additional batches start
+        # again, as in a new call.
         index %= self._total
         position = index % self._every
         start = index - position
-        # The step contains neither the last batch of a pass, which may be small, nor the end of the call. So
-        # all its batches are full, and their weights are computed only once.
+        # A step that contains neither the last batch of a pass, which may be small, nor the end of the call,
+        # has only full batches. The weights of full batches are computed only once.
         if start % self._steps + self._every < self._steps and start + self._every <= self._total:
             return self._of_full[position]
         return batch_weight(index, self._total, self._sizes, **self._place)
@@ -286,15 +287,16 @@ class ShardedBatchSampler(Sampler[list[int]]):
         return BatchSizes(self.samples(), self.global_batch_size, self.drop_last)
 
     def _draw(self) -> tuple[Sequence[int], Iterator[int]]:
-        """Return the sample indices in the sampler's order, and the sampler's iterator, which may go on.
+        """Return the sample indices in the sampler's order, and the sampler's iterator, which may not have
+        ended.
 
         A sampler may make another random draw when its iterator ends. In a loop without trainkit, the
         iterator ends at the last batch, or never if the loop stops earlier.
         """
         if type(self.sampler) is SequentialSampler:
             return range(len(self.sampler)), iter(())
-        # Any other order may depend on this process's random state, so worker 0 determines the order for all
-        # workers. Worker 0 makes the same random draws as training without trainkit.
+        # An order of any other kind may depend on this process's random state, so worker 0 determines the
+        # order for all workers. Worker 0 makes the same random draws as training without trainkit.
         rest = iter(self.sampler if self._group.rank == 0 else ())
         own = list(itertools.islice(rest, self.samples()))
         return self._group.broadcast_integers(own), rest
@@ -305,7 +307,9 @@ def _exhaust(iterator: Iterator[Any]) -> None:
 
 
 def sampler_of(loader: DataLoader[Any]) -> Any:
-    """Return the sampler that decides the order: the batch sampler's own, or `loader.sampler` without one."""
+    """Return the sampler that decides the order: the sampler of the batch sampler, or else
+    `loader.sampler`.
+    """
     return getattr(loader.batch_sampler, "sampler", loader.sampler)
 
 
@@ -337,7 +341,7 @@ def sharded_loader(
     if isinstance(sampler_of(loader), DistributedSampler):
         return loader
     batches: Any = loader.batch_sampler
-    # A subclass of DataLoader may create its own batch sampler. But if the user passed a batch sampler, the
+    # A subclass of DataLoader may create its own batch sampler. If the user has passed a batch sampler, the
     # loader's batch_size is None.
     deals = isinstance(batches, BatchSampler) and (
         type(batches) is BatchSampler or loader.batch_size is not None
@@ -382,9 +386,9 @@ def with_batches(loader: DataLoader[Any], batches: Iterable[list[int]]) -> DataL
 def with_attributes(loader: DataLoader[Any], **attributes: Any) -> DataLoader[Any]:
     """Return a copy of a loader with other values of `attributes`, such as its data set or batch sampler."""
     clone = copy.copy(loader)
-    # A DataLoader refuses these changes, because an iterator may already use the old values. The copy made
-    # here has no iterator, so it can be changed. A new loader built from arguments would lose the subclass
-    # and attributes of later torch versions.
+    # A DataLoader refuses changes of these attributes, because an iterator may already use the old values.
+    # The copy has no iterator, so its attributes can be changed. A new loader built from arguments would lose
+    # the subclass and attributes of later torch versions.
     for name, value in attributes.items():
         object.__setattr__(clone, name, value)
     clone._iterator = None
@@ -406,7 +410,7 @@ class LoaderView(DataLoader[Any]):
 
     def __getattr__(self, name: str) -> Any:
         if any(name in vars(kind).get("__slots__", ()) for kind in type(self).__mro__):
-            raise AttributeError(name)  # The loader is not set yet, for example during unpickling.
+            raise AttributeError(name)  # During unpickling, for example, the loader is not set yet.
         return getattr(self._loader, name)
 
     def __len__(self) -> int:
@@ -446,7 +450,8 @@ class _Gathered:
         dataset: Any = self._dataset
         while type(dataset) is Subset:
             dataset, rows = dataset.dataset, [dataset.indices[row] for row in rows]
-        if set(map(type, rows)) != {int}:  # A sampler may return any index that a tensor accepts.
+        # The indices may not be ints, because a sampler may return any index that a tensor accepts.
+        if set(map(type, rows)) != {int}:
             return default_collate([dataset[row] for row in rows])
         index = torch.tensor(rows)
         return [tensor[index] for tensor in dataset.tensors]

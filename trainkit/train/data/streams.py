@@ -8,8 +8,8 @@
 Every worker, and each of its loader processes, reads the whole stream and keeps its own samples. So workers
 exchange nothing, and all workers end at the same step. The global batches have the same samples in the same
 order as with one worker, for any number of workers and loader processes. With several loader processes, each
-collates every n-th global batch, because torch takes batches from loader processes in turn. Reading is
-repeated by every process; `collate_fn` runs once for each sample.
+collates every n-th global batch, because torch takes batches from loader processes in turn. Every process
+reads the whole stream, but `collate_fn` runs only once for each sample.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Share(NamedTuple):
     """A worker's share of a global batch.
 
     Attributes:
-        data: the worker's samples; after collation, its batch.
+        data: samples of the worker; after collation, the worker's batch.
         size: number of samples of the global batch, over all workers.
         origin: checksum of the stream's first sample, with which workers detect that they read different
             streams; 0 if the sample has no checksum.
@@ -102,7 +102,9 @@ class Deal:
             _skip(samples, (processes - 1) * size)
 
     def length(self, samples: int) -> int:
-        """Return the number of samples that this worker gets from a stream of `samples`, with its copies."""
+        """Return the number of samples that this worker gets from a stream of `samples`, including copies of
+        samples.
+        """
         full, rest = divmod(samples, self.global_batch_size)
         last = 0 if self.drop_last else samples_of_rank(rest, self.rank, self.world_size)
         if self.in_step and rest and not self.drop_last:
@@ -150,7 +152,8 @@ class SharedStream(IterableDataset[Share]):
         self._loaded: Mapping[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
-        # The source's state does not count this object's samples, so it can't serve as this object's state.
+        # The state of the source does not count the samples of this object, so this object does not pass it
+        # on as its own state.
         if name in ("source", "state_dict", "load_state_dict") or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.source, name)
@@ -188,7 +191,7 @@ class SharedStream(IterableDataset[Share]):
 
     def state(self) -> dict[str, Any]:
         """Return the state of the source, and of the generators that it draws from in this process."""
-        # Called between two shares, so everything that was read belongs to earlier shares.
+        # The method is called between two shares, so all samples that were read belong to earlier shares.
         return {"source": copy.deepcopy(self.source.state_dict()), "random": self._random.state()}  # type: ignore[attr-defined]
 
     def __iter__(self) -> Iterator[Share]:
@@ -311,7 +314,10 @@ class SharedStreamLoader(LoaderView):
         self._first = samples, state if self.num_workers == 0 else {}
 
     def size(self, index: int) -> int:
-        """Return the size of global batch `index` of this pass; an incomplete one must be taken already."""
+        """Return the size of global batch `index` of this pass.
+
+        An incomplete batch must have been taken already.
+        """
         return self._last[1] if self._last[0] == index else self.deal.global_batch_size
 
     def weight(self, index: int) -> float:
@@ -343,6 +349,6 @@ def checksum(sample: Any) -> int:
     if isinstance(sample, (list, tuple)):
         return zlib.crc32(repr([checksum(each) for each in sample]).encode())
     if callable(in_bytes := getattr(sample, "tobytes", None)):
-        # The bytes of an array of objects are their addresses.
+        # An array of objects has no checksum, because its bytes are the addresses of the objects.
         return 0 if getattr(getattr(sample, "dtype", None), "hasobject", False) else zlib.crc32(in_bytes())
     return 0

@@ -1,7 +1,7 @@
 """Detection of errors that only show that a different worker failed first.
 
 A worker that waits in a collective for a missing worker fails too: gloo raises an error, and NCCL's watchdog
-aborts the whole process. Neither gloo nor NCCL knows which worker is missing. Only the process that called
+aborts the whole process. Neither gloo nor NCCL can say which worker is missing. Only the process that called
 the workers can find the missing worker.
 """
 
@@ -62,7 +62,7 @@ def original(error: BaseException) -> BaseException:
 
 def lost_peer(error: BaseException) -> bool:
     """Return True if `error` only means that a different worker is missing or late."""
-    torch = sys.modules.get("torch.distributed")  # Only this module raises DistError.
+    torch = sys.modules.get("torch.distributed")  # Only torch.distributed raises DistError.
     if isinstance(error, LostOthersError) or (torch is not None and isinstance(error, torch.DistError)):
         return True
     return isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None
@@ -75,13 +75,17 @@ def lost_loader(error: BaseException) -> bool:
 
 
 def file_error(error: RuntimeError) -> Exception:
-    """Return an error with the reason why torch could not write a file; torch's own error has no reason."""
+    """Return an error with the reason why torch could not write a file, because torch's own error does not
+    name the reason.
+    """
     cause = error.__context__
     return OSError(cause.errno, cause.strerror) if isinstance(cause, OSError) else error
 
 
 def advice(error: BaseException) -> str | None:
-    """Return how to follow the advice in an error of torch when using trainkit; None for other errors."""
+    """Return text that says how users of trainkit follow the advice in an error of torch; None for other
+    errors.
+    """
     if isinstance(error, RuntimeError) and "find_unused_parameters=True" in str(error):
         return 'In trainkit, pass register(..., ddp_args={"find_unused_parameters": True})'
     return None
@@ -103,7 +107,9 @@ def is_exit(error: BaseException) -> bool:
 
 
 def is_symptom(error: BaseException) -> bool:
-    """Return True if `error`, raised by a call to a worker, results from a different worker's failure."""
+    """Return True if `error`, which a call to a worker raised, results from the failure of a different
+    worker.
+    """
     if isinstance(error, ActorDiedError) and not isinstance(error, TaskError):
         return ended_by_watchdog(error.exit_code, error.stderr_tail)
     return lost_peer(original(error))

@@ -46,11 +46,12 @@ def degree_mistakes(degree: int, num_workers: int) -> Iterator[str]:
 class DataParallelGroup(ProcessGroup):
     """Process group in which each row of the grid counts as one worker when samples are divided.
 
-    All workers of a row receive the same samples. Collectives run over all workers, so all must call them.
+    All workers of a row receive the same samples. Collectives of this group run over all workers, so all
+    workers must call them.
 
     Args:
         group: all workers.
-        model_ways: number of workers in a row, which divides the number of all workers.
+        model_ways: number of workers in a row; the number of all workers must be a multiple of it.
     """
 
     def __init__(self, group: ProcessGroup, model_ways: int) -> None:
@@ -118,6 +119,7 @@ def make_mesh(group: ProcessGroup, ways: Mapping[str, int], device: torch.device
             raise ConfigError("a single worker has no mesh: use num_workers=2 or more")
         return DeviceMesh.from_group(world, device.type, mesh_dim_names=tuple(ways))
     ranks = torch.arange(group.world_size).view(*ways.values())
-    # `init_device_mesh` would give its groups torch's own timeout, and could listen on the network.
+    # `init_device_mesh` is not used, because its groups would have torch's default timeout, and could listen
+    # on the network.
     groups = [group.subgroup(ranks.movedim(dim, -1).flatten(0, -2).tolist()) for dim in range(ranks.dim())]
     return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=tuple(ways))

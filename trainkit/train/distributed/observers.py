@@ -12,7 +12,10 @@ T = TypeVar("T")
 
 
 class Timed(Protocol):
-    """Wrapper of `take`, a function that returns the next batch or `end`, to count batches and their time."""
+    """Wrapper that counts batches and their time.
+
+    `take` is a function that returns the next batch, or `end` after the last batch.
+    """
 
     def __call__(self, take: Callable[[], T], end: Any) -> Callable[[], T]: ...
 
@@ -40,13 +43,14 @@ class RankObserver:
 
 
 def observe_rank(rank: int, world_size: int, *, trainer: str, group: str) -> RankObserver:
-    """Make the observer of this process: a plugin's, or one that does nothing.
+    """Make the observer of this process: the observer of a plugin, or an observer that does nothing.
 
     Args:
         rank: rank of this worker.
         world_size: number of workers.
         trainer: name of the training job.
-        group: text that identifies the trainer: equal on all its workers, different for any other trainer.
+        group: text that identifies the trainer. The text is equal on all workers of the trainer, and
+            different for any other trainer.
     """
     for observing in each("trainkit.rank_observers"):
         observer: RankObserver = observing(rank, world_size, trainer=trainer, group=group)

@@ -1,7 +1,7 @@
 """Process groups, in which workers join and exchange values by gloo and NCCL.
 
 Workers of one machine find each other through a file and communicate over the loopback interface. With
-several machines, worker 0 runs a key-value store where they meet, and each worker listens only at its
+several machines, worker 0 runs a key-value store where the workers meet, and each worker listens only at its
 machine's address in the cluster.
 """
 
@@ -39,7 +39,10 @@ _LOOPBACK = "lo"
 _SIOCGIFADDR = 0x8915
 
 _FEW = 4095
-"""Number of integers in a broadcast's first message; its 32 KiB are sent as fast as one integer."""
+"""Number of integers in a broadcast's first message.
+
+A message of this size, 32 KiB, is sent as fast as a single integer.
+"""
 
 _BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
 """Backends in torch's notation; with NCCL, values on the CPU, such as sample orders, still use gloo."""
@@ -98,7 +101,7 @@ class TorchProcessGroup(ProcessGroup):
     Args:
         rank: rank of this worker.
         world_size: number of workers.
-        timeout: time limit of each collective, also in the results of `subgroup`.
+        timeout: time limit of each collective, including collectives of subgroups.
         bound: environment variables that name the network interface to listen on.
     """
 
@@ -114,12 +117,12 @@ class TorchProcessGroup(ProcessGroup):
 
     def broadcast_integers(self, values: Sequence[int]) -> list[int]:
         # Workers must wait for each message of a broadcast. So the first message contains the number of
-        # values and, if they are few, the values themselves.
+        # values, and if the values are few, also the values.
         first, sends = torch.zeros(_FEW + 1, dtype=torch.int64), self.rank == 0
         data = torch.frombuffer(array("q", [len(values), *values]), dtype=torch.int64) if sends else first
         first[: len(data)] = data[: len(first)]
-        # Worker 0 does not wait for the other workers here. If they are lost or never receive the values,
-        # `end_sending` raises an error.
+        # Worker 0 does not wait for the other workers here. If other workers are lost or never receive the
+        # values, `end_sending` raises an error.
         self._sending = [dist.broadcast(first, src=0, async_op=sends)]
         if (more := int(first[0]) - _FEW) > 0:
             rest = data[len(first) :].clone() if sends else torch.empty(more, dtype=torch.int64)
@@ -154,8 +157,8 @@ class TorchProcessGroup(ProcessGroup):
         return cast(dist.ProcessGroup, own)
 
     def leave(self) -> None:
-        # Only the first call destroys the group, because the process may later be in a different trainer's
-        # group.
+        # Only the first call destroys the group, because at a later call, the process may be in the group of
+        # a different trainer.
         if self._joined and dist.is_initialized():
             dist.destroy_process_group()
         self._joined = False
@@ -220,8 +223,8 @@ def join_process_group(
                 _BACKENDS[rendezvous.backend], store=store, rank=rank, world_size=world_size, timeout=timeout
             )
         except BaseException:
-            # torch names groups by a counter, which must be equal on all workers. At the next attempt some
-            # workers may be new processes, so the counter is reset.
+            # torch names groups by a counter, which must be equal on all workers. At the next attempt, some
+            # workers may be new processes, in which the counter begins at 0. So the counter is reset.
             dist.distributed_c10d._world.group_count = 0
             raise
     return TorchProcessGroup(rank, world_size, timeout, bound)
@@ -259,7 +262,9 @@ Complaint = Callable[[str], str]
 
 @contextmanager
 def agreed(group: ProcessGroup, complaint: Complaint) -> Iterator[None]:
-    """Wait for all workers of `group` at the end of the block; if it failed on one worker, raise on all.
+    """Wait for all workers of `group` at the end of the block.
+
+    If the block failed on one worker, raise an error on all workers.
 
     Raises:
         CheckpointError: the block failed on a worker; the message names the worker and the reason.

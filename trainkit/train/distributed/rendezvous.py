@@ -34,7 +34,7 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class WorkerAddress:
-    """Machine of a worker, and the address of its store, if it runs one.
+    """Machine of a worker, and the address of the worker's store, if it runs a store.
 
     Attributes:
         node: id of the worker's machine.
@@ -73,8 +73,8 @@ def make_rendezvous(
     Args:
         world_size: number of workers.
         held: exit stack that removes the rendezvous file when it closes.
-        ask: function that calls the method `home` of workers; it receives a dictionary from a worker's number
-            to its arguments.
+        ask: function that calls the method `home` of workers. The argument of `ask` is a dictionary with the
+            arguments for each worker, by the worker's number.
 
     Raises:
         ConfigError: the engine can only run all workers in one process.
@@ -151,7 +151,8 @@ class RendezvousStore:
 
         port = listening.getsockname()[1]
         self.place = f"tcp://{address}:{port}"
-        # The store would listen at all addresses, so it gets a socket that is already bound to one address.
+        # The store gets a socket that is bound to a single address, because the store would otherwise listen
+        # at all addresses.
         self.store = dist.TCPStore(  # type: ignore[attr-defined, unused-ignore]
             address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
         )

@@ -68,7 +68,8 @@ def cpu_copy(state: Any) -> Any:
 
 def is_spread(value: Any) -> bool:
     """Return True for a DTensor, which is a tensor spread over several workers."""
-    # `isinstance` would import the class, which takes half a second that a single worker does not need.
+    # `isinstance` would need an import of the class, which takes half a second, and which a single worker
+    # does not need.
     return isinstance(value, torch.Tensor) and hasattr(value, "to_local")
 
 
@@ -99,7 +100,7 @@ class Spread:
     Attributes:
         shape: shape of the whole tensor.
         dtype: data type of the values.
-        boxes: parts of the tensor: all of them, or only the parts of one worker.
+        boxes: parts of the tensor: all parts, or only the parts of one worker.
     """
 
     shape: tuple[int, ...]
@@ -115,10 +116,11 @@ class Spread:
         return self.part((0,) * len(self.shape), self.shape)
 
     def part(self, offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
-        """Return the values from index `offset` on, as a tensor of shape `shape` on the CPU.
+        """Return the box of values that begins at index `offset` and has the shape `shape`, as a tensor on
+        the CPU.
 
         Raises:
-            CheckpointError: some of these values are not in `boxes`.
+            CheckpointError: some of the requested values are not in `boxes`.
         """
         result = torch.empty(tuple(shape), dtype=self.dtype)
         filled = 0
@@ -143,8 +145,8 @@ def detached(state: Any, *, copy: bool = True) -> Any:
 
     Args:
         state: nested containers with tensors.
-        copy: False if the state is sent to a different process immediately. Because sending copies tensors,
-            whole tensors on the CPU are then not copied here.
+        copy: False if the state is sent to a different process immediately. With False, whole tensors on the
+            CPU are not copied, because sending copies them.
     """
     return map_tensors(functools.partial(_detached, copy=copy), state)
 
@@ -153,8 +155,8 @@ def joined(states: Sequence[Any]) -> Any:
     """Merge the states of all workers: mappings are united, and parts of tensors are combined.
 
     Args:
-        states: states of equal structure, by rank. For all values except parts of tensors, the first worker's
-            value is used, although an operator's own state may differ between workers.
+        states: states of equal structure, by rank. The result has the first worker's value for all values
+            except parts of tensors, although an operator's own state may differ between workers.
     """
     first = states[0]
     if isinstance(first, Spread):
@@ -203,7 +205,8 @@ def local_part(leaf: torch.Tensor | Spread, like: torch.Tensor) -> torch.Tensor:
         like: a DTensor or plain tensor with the shape of `leaf`.
 
     Returns:
-        A new tensor with the device and data type of `like`; for a DTensor it has only this worker's part.
+        A new tensor with the device and data type of `like`; for a DTensor, the new tensor has only this
+        worker's part.
 
     Raises:
         CheckpointError: parts are missing.
@@ -258,10 +261,11 @@ def _slices(low: Sequence[int], high: Sequence[int], origin: Sequence[int]) -> t
 
 
 def like_mapping(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """Return `items` in a mapping of the same class as `original`; they replace all its entries.
+    """Return `items` in a mapping of the same class as `original`; the items replace all entries of
+    `original`.
 
     The mapping is a copy of `original`, to keep attributes such as a defaultdict's factory or a state's
-    `_metadata`. Its entries are set one by one, because some classes refuse `clear` and `update`.
+    `_metadata`. Entries are removed and set one by one, because some classes refuse `clear` and `update`.
     """
     if type(original) is dict:
         return items

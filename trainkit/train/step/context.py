@@ -49,7 +49,7 @@ class Registered:
     def check_optimizers(self, models: Sequence[nn.Module], criterion: Any) -> None:
         """Raise ConfigError if no optimizer has a parameter of `models` or `criterion`.
 
-        It is enough if one optimizer has a parameter of the models. The other optimizers may train only other
+        Only one optimizer must have a parameter of the models. The other optimizers may train other
         parameters, such as a temperature.
         """
         modules = [*models, *([criterion] if isinstance(criterion, nn.Module) else [])]
@@ -76,7 +76,9 @@ def as_list(value: Any, kind: type[T], what: str) -> list[T]:
 
 
 def in_shape_of(given: Any, items: list[T]) -> T | list[T] | tuple[T, ...]:
-    """Return `items` as a list or tuple if `given` is one, otherwise return the only item."""
+    """Return `items` as a list if `given` is a list, as a tuple if `given` is a tuple, and otherwise the only
+    item.
+    """
     if isinstance(given, tuple):
         return tuple(items)
     return items if isinstance(given, list) else items[0]
@@ -117,7 +119,9 @@ BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ON
 
 
 def taken(method: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of `named` that `method` accepts as keyword arguments; all if this is unknown."""
+    """Return the entries of `named` that `method` accepts as keyword arguments; all entries if `method` has
+    no signature.
+    """
     try:
         parameters = inspect.signature(method).parameters
     except (TypeError, ValueError):

@@ -15,7 +15,10 @@ from trainkit.train.data.sharding import BatchWeight
 from trainkit.train.step.metrics import EpochMetrics, Meters
 
 _REFRESH_S = 0.1
-"""Seconds between two readings of the loss for the bar, because each reading waits for the device."""
+"""Seconds between two readings of the loss for the bar.
+
+Readings are rare, because each reading waits for the device.
+"""
 
 
 def require_tqdm() -> None:
@@ -75,11 +78,12 @@ class EpochBatches(Iterator[Any]):
         first: number of batches of the epoch that were finished before, in an interrupted run.
         meters: metrics of the batches before the interruption, to which the loop adds the metrics of the
             other batches.
-        pause: function of the number of finished batches of the epoch, called after each step of the
-            default loop, and when another loop requests a further batch. Its argument is None if this loop
-            has not called `add` once for each batch: it may keep results that a later process would not have.
-        total: function that returns the number of batches of the whole epoch, equal on all workers; None if
-            unknown.
+        pause: function of the number of finished batches of the epoch, called after each step of the default
+            loop, and when another loop requests a further batch. The argument is None if the other loop has
+            not called `add` once for each batch, because this loop may keep results that a later process
+            would not have.
+        total: function that returns the number of batches of the whole epoch, which is equal on all workers;
+            None if unknown.
 
     Attributes:
         counted: False if the current batch only repeats other samples, so that its metrics do not count.
@@ -106,8 +110,8 @@ class EpochBatches(Iterator[Any]):
         self.counted = True
 
     def __next__(self) -> Any:
-        # After the last batch, no pause is needed, because the loop soon returns its result. After a pause,
-        # no batch would be left to resume with.
+        # After the last batch, no pause is needed, because the loop soon returns its result, and because no
+        # batch would be left after the pause.
         if self.pause is not None and self._begun and self._given != self._total():
             self.pause(self._given if self._added == self._given else None)
         if (batch := self._take()) is None:
@@ -189,7 +193,9 @@ def enter_training(models: Sequence[nn.Module]) -> None:
 
 @contextmanager
 def evaluating(models: Sequence[nn.Module]) -> Iterator[None]:
-    """Put `models` into evaluation mode; at the end, frozen models get their previous mode back."""
+    """Put `models` into evaluation mode in the block; after the block, frozen models have their previous mode
+    again.
+    """
     frozen = [module for model in models if _is_frozen(model) for module in model.modules()]
     before = [(module, module.training) for module in frozen]
     for model in models:

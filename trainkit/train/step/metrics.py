@@ -28,7 +28,7 @@ class Origin:
     Attributes:
         weight: number of samples that the value is a mean over.
         step: step of the epoch that the value comes from; 0 for a mean over the epoch.
-        how: how the workers' values are combined: "mean", "sum", "max" or "min".
+        how: rule by which the workers' values are combined: "mean", "sum", "max" or "min".
         broken_at: first step of the epoch in which the metric was not finite; None if it was always finite.
     """
 
@@ -67,8 +67,8 @@ class _Series:
 
     def values(self, name: str) -> torch.Tensor:
         self.pack(name)
-        # Only this line of an epoch waits for the device. Sums are computed on the CPU, because some devices
-        # lack float64.
+        # In an epoch, only this line waits for the device. Sums are computed on the CPU, because some devices
+        # do not support float64.
         return torch.cat([chunk.cpu().double() for chunk in self.chunks])
 
 
@@ -84,10 +84,10 @@ class Meters:
         """Add the metrics of one step.
 
         Args:
-            metrics: numbers or one-element tensors by name; the entry `num_samples`, 1 if missing, is their
-                weight.
-            counted: False if the step only repeats samples: the step counts, but its samples and metrics
-                don't.
+            metrics: numbers or one-element tensors by name. The entry `num_samples` is the weight of the
+                metrics; a missing entry means 1.
+            counted: False if the step only repeats samples. The step itself still counts, but its samples and
+                metrics don't count.
 
         Raises:
             ConfigError: `metrics` is not a dictionary.
@@ -109,7 +109,7 @@ class Meters:
             series = self._series.get(name)
             if series is None:
                 series = self._series[name] = _Series()
-            # The value is detached, because otherwise the stored loss would keep all activations in memory.
+            # The value is detached, because a loss that is not detached would keep all activations in memory.
             series.pending.append(value.detach() if getattr(value, "requires_grad", False) else value)
             series.weights.append(weight)
             series.steps.append(step)
@@ -155,7 +155,8 @@ class Meters:
             data = series.values(name)
             weights = torch.tensor(series.weights, dtype=torch.float64)
             weight = float(weights.sum())
-            # A value with weight 0 may be NaN, as a mean over no samples, and must not affect the mean.
+            # A value with weight 0 may be NaN, because it is a mean over no samples. Such a value must not
+            # affect the mean.
             counted = torch.where(weights == 0, 0.0, data)
             values[name] = float(torch.dot(counted, weights)) / weight if weight else math.nan
             values[f"last_{name}"] = float(data[-1])
@@ -170,8 +171,8 @@ class Meters:
 def reduce_metrics(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge the results of all workers into one result.
 
-    Numbers become means weighted by samples; for `last_` metrics only values of the latest step count. Sample
-    counts are added. For values that are not numbers, the first worker's value is used.
+    Numbers become means, weighted by samples. For `last_` metrics, only values of the latest step count.
+    Numbers of samples are added. For values that are not numbers, the first worker's value is used.
 
     Args:
         results: one result for each worker, by rank; at least one.
@@ -201,7 +202,8 @@ def not_finite(results: Mapping[int, Mapping[str, Any]]) -> str | None:
     for rank, result in results.items():
         origins = result.origins if isinstance(result, EpochMetrics) else {}
         found += [(at.broken_at, rank, name) for name, at in origins.items() if at.broken_at is not None]
-        # If a user's own loop returned the result, the step of the first such value is unknown.
+        # If a user's own loop has returned the result, the step in which the metric became NaN or infinite is
+        # unknown.
         found += [
             (math.inf, rank, name)
             for name, value in result.items()
@@ -216,7 +218,9 @@ def not_finite(results: Mapping[int, Mapping[str, Any]]) -> str | None:
 
 
 def to_numbers(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `result` with numbers in place of one-element tensors, to send, store and compare them."""
+    """Return `result` with numbers in place of one-element tensors, so that it can be sent, stored and
+    compared.
+    """
     tensors = {name: value for name, value in result.items() if isinstance(value, torch.Tensor)}
     if not tensors:
         return result
@@ -237,7 +241,7 @@ def _combined(values: Sequence[float], origins: Sequence[Origin]) -> float:
 
 
 def _weighted_mean(values: Sequence[float], origins: Sequence[Origin]) -> float:
-    """Return the weighted mean of the latest step's values; the plain mean if all weights are 0."""
+    """Return the weighted mean of the values of the latest step, or their plain mean if all weights are 0."""
     latest = max(origin.step for origin in origins)
     chosen = [
         (value, origin.weight) for value, origin in zip(values, origins, strict=True) if origin.step == latest

@@ -3,8 +3,8 @@
 autocast ──▶ loss ──scaled──▶ backward ──(every grad_accumulation_steps batches)──▶ unscale, clip, step
 
 Models' weights are averaged by the rule of `torch.optim.swa_utils.AveragedModel`. `AveragedModel` copies a
-whole model, which fails for wrapped and sharded models. So here each worker averages its own parameters.
-Source: Polyak and Juditsky 1992, "Acceleration of Stochastic Approximation by Averaging";
+whole model, which fails for wrapped and sharded models. So in this module, each worker averages its own
+parameters. Source: Polyak and Juditsky 1992, "Acceleration of Stochastic Approximation by Averaging";
 https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema
 """
 
@@ -39,8 +39,7 @@ class WeightAverage:
         self._updates = 0
         self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         strategy.reshard()
-        # A parameter with several names, such as a shared one, appears under each name, with the same
-        # average.
+        # A parameter that several modules share appears under each of its names, with the same average.
         self._live = [_held(strategy.unwrap(model)) for model in models]
         unique = {id(parameter): parameter for named in self._live for parameter in named.values()}
         averages = {key: parameter.detach().clone() for key, parameter in unique.items()}
@@ -81,7 +80,10 @@ class WeightAverage:
         return {"updates": self._updates, "models": self._averages}
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
-        """Load averages; if `state` is None, from a run without averages, start from the parameters."""
+        """Load averages.
+
+        If `state` is None, because it comes from a run without averages, start from the parameters.
+        """
         self._updates = 0 if state is None else state["updates"]
         for number, named in enumerate(self._averages):
             for name, average in named.items():
@@ -115,7 +117,7 @@ class Stepper:
     Attributes:
         average: moving averages of the models' weights; None if `ema_decay` is not set or no models are
             registered.
-        joins: True if some batches may be repeats with weight 0, so that a step must apply the weight.
+        joins: True if some batches may be repetitions with weight 0. A step must then apply the weight.
     """
 
     def __init__(
@@ -131,18 +133,18 @@ class Stepper:
         self._registered = registered
         self._scaler = strategy.make_scaler() if settings.precision == "fp16" else None
         if self._scaler is not None:
-            # A scaler gets its scale when it scales a tensor. A worker without a loss would never do this, so
-            # a zero is scaled here.
+            # A scaler gets its scale when it first scales a tensor. A worker without a loss never scales a
+            # loss, so a zero is scaled here.
             self._scaler.scale(torch.zeros((), device=strategy.devices[0]))
         self._accumulates = settings.grad_accumulation_steps > 1
         self._current_weight = weight
         self._global_step = global_step
         self._weight: BatchWeight | None = None
-        # For the current batch, `_called` is True after step() was called, and `_stepped` is True after the
-        # optimizers made a step.
+        # `_called` is True if step() was called for the current batch. `_stepped` is True if the optimizers
+        # have made a step with the current batch.
         self._called = self._stepped = False
-        # The first three flags become True when a user's own step calls autocast, backward or optimizer_step,
-        # and `_checked` after these calls were checked.
+        # Each of the first three flags becomes True when a user's own step calls autocast, backward or
+        # optimizer_step. `_checked` becomes True when the calls of a step have been checked.
         self._cast = self._weighed = self._ended = self._checked = False
         self._kept: _Kept | None = None
         self.average: WeightAverage | None = None
@@ -156,7 +158,8 @@ class Stepper:
         This method is called after models are registered.
         """
         for optimizer in self._registered.optimizers:
-            # An optimizer whose constructor does not call torch's has no hooks, and no step is noted.
+            # An optimizer whose constructor does not call the constructor of torch's class has no hooks, so
+            # its steps are not noted.
             if hasattr(optimizer, "_optimizer_step_post_hooks"):
                 optimizer.register_step_post_hook(self._on_any_step)
         if (decay := self._settings.ema_decay) is not None:
@@ -212,7 +215,9 @@ class Stepper:
             raise ConfigError(_no_step(settings))
 
     def delegated(self) -> None:
-        """Turn off `check`, because a different object, such as a strategy, applies the settings."""
+        """Turn off the check of a user's step, because a different object, such as a strategy, applies the
+        settings.
+        """
         self._cast = self._weighed = self._ended = True
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -286,8 +291,8 @@ class Stepper:
     def _step_scaled(
         self, scaler: torch.amp.GradScaler, optimizers: list[torch.optim.Optimizer], weight: BatchWeight
     ) -> bool:
-        # torch's scaler refuses an optimizer without gradients, for example after a skipped batch. But a
-        # strategy's own scaler waits for all workers, so it is also called without gradients.
+        # torch's scaler refuses an optimizer without gradients, for example after a skipped batch. However, a
+        # strategy's own scaler waits for all workers, so it is called even if the optimizer has no gradients.
         shared = type(scaler) is not torch.amp.GradScaler
         held = [optimizer for optimizer in optimizers if shared or _gradients([optimizer])]
         for optimizer in held:
@@ -296,8 +301,8 @@ class Stepper:
                 self._hooked.append(optimizer)
             scaler.unscale_(optimizer)
         self._finish_gradients(optimizers, weight)
-        # At an overflow the scaler silently skips optimizer.step(), so a hook notices steps. Comparing the
-        # scale before and after would wait for the device once more.
+        # At an overflow the scaler silently skips optimizer.step(), so a hook notices steps. A comparison of
+        # the scale before and after the step would wait for the device once more.
         self._stepped = False
         for optimizer in held:
             scaler.step(optimizer)
@@ -314,7 +319,8 @@ class Stepper:
     def is_complete(self) -> bool:
         """Return True if each optimizer has made a step since the last complete step.
 
-        If False, a user's own step may still be adding up gradients, which are not part of the state.
+        If the result is False, a user's own step may have added up gradients, which are not part of the
+        state.
         """
         complete = len(self._moved) == len({id(each) for each in self._registered.optimizers}) > 0
         if complete:
@@ -339,7 +345,10 @@ def _no_step(settings: StepSettings) -> str:
 
 
 class _Kept:
-    """Gradient of earlier batches; a change of torch's version counter means that code wrote to it."""
+    """Gradient of earlier batches.
+
+    If torch's version counter of the gradient has changed, code has written to the gradient.
+    """
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self._parameter = parameter

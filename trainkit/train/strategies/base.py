@@ -5,8 +5,8 @@
                                            backward runs, and which part of the state is here
 
 A user's own strategy needs a subclass of `StrategySpec` and one of `Strategy`. A training step only calls
-`forward_backward` (or `backward`) and `clip`. All other methods are called before the first step or between
-epochs.
+`forward_backward` (or `backward`) and `clip`. All other methods of a strategy are called before the first
+step or between epochs.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Place:
         step: settings for precision, accumulation, clipping and compilation.
         wrap: True if models are wrapped so that gradients are averaged (`wrap_ddp`).
         split: True if samples are shared among workers (`add_dist_sampler`).
-        batch_size: requested batch size over all workers; None if each worker has its own.
+        batch_size: requested batch size over all workers; None if each worker has its own batch size.
     """
 
     devices: tuple[torch.device, ...]
@@ -110,12 +110,14 @@ class StrategySpec(ABC):
 
     @property
     def model_ways(self) -> int:
-        """Number of workers that hold one copy of the model together; it divides `num_workers`."""
+        """Number of workers that hold one copy of the model together; `num_workers` is a multiple of it."""
         return 1
 
     @property
     def reporter(self) -> int:
-        """Rank, within one copy of the model, of the worker that has the loss and reports metrics."""
+        """Rank of the worker that has the loss and reports metrics, among the workers that hold one copy of
+        the model.
+        """
         return 0
 
     def for_workers(self, num_workers: int) -> Self:
@@ -152,7 +154,7 @@ class ModelDegree(StrategySpec):
             raise ConfigError(f"{type(self).__name__}: {wrong[0]}; pass None to use all workers")
 
     def for_workers(self, num_workers: int) -> Self:
-        """Return this choice with `num_workers` as `degree` if it was None."""
+        """Return this choice; if `degree` is None, it becomes `num_workers`."""
         return self if self.degree is not None else replace(self, degree=num_workers)
 
     @property
@@ -180,8 +182,8 @@ class Strategy:
         devices: devices of this worker; its batches go to the first device.
         group: the workers that train together.
         data: group that divides the samples; workers that hold one model together count as one worker in it.
-        averages: True if `backward` averages gradients over the workers of `data`; a loss is then weighted
-            for this average.
+        averages: True if `backward` averages gradients over the workers of `data`. Each loss is then weighted
+            for the average.
         meets_in_forward: True if workers communicate in forward passes. Validation then needs equally many
             batches on all workers.
     """
@@ -199,8 +201,8 @@ class Strategy:
     def place(self, models: Models, optimizers: Optimizers, ddp_args: Mapping[str, Any]) -> list[nn.Module]:
         """Return `models` ready for training: on their devices, with worker 0's weights, wrapped or sharded.
 
-        `optimizers` have the parameters of `models`. If placing replaces parameters by new parameters, it
-        also replaces them in the optimizers.
+        `optimizers` have the parameters of `models`. A strategy that replaces parameters in the models also
+        replaces them in the optimizers.
 
         Raises:
             ConfigError: this strategy can't train these models or optimizers.
@@ -273,7 +275,9 @@ class Strategy:
     def forward(
         self, model: nn.Module, criterion: Criterion, features: Sequence[Any], target: Any
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return (output, loss) of a batch, without a backward pass; None if a different worker has them."""
+        """Return (output, loss) of a batch, without a backward pass; None if a different worker has output
+        and loss.
+        """
         with self._step.autocast(self.devices[0]):
             output = model(*features)
             return output, self._loss(criterion, output, target)
@@ -292,7 +296,9 @@ class Strategy:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def sync_gradients(self, now: bool) -> None:
-        """Turn the averaging of gradients in the next backward pass on or off; off while they accumulate.
+        """Turn the averaging of gradients in the next backward pass on or off.
+
+        Averaging is off while gradients accumulate.
 
         This method is called before the forward pass of each batch, if `grad_accumulation_steps` is above 1.
         """
@@ -340,8 +346,8 @@ class Strategy:
         The argument `state` contains the parts of all workers. Each tensor is a whole tensor, or a `Spread`
         (tensors.py) from which this worker reads its part.
 
-        If the state does not fit the models or optimizers, this method may raise any error; the worker then
-        loads the previous state.
+        If the state does not fit the models or optimizers, this method may raise any error; after an error,
+        the worker loads the previous state.
         """
         state = whole(state)
         for model, saved in zip(models, state["models"], strict=True):
@@ -354,11 +360,17 @@ class Strategy:
         return skeleton(self.unwrap(model))
 
     def order(self) -> list[Any]:
-        """Return the order in which gradients are summed, as plain values, because rounding depends on it."""
+        """Return the order in which gradients are summed, as plain values.
+
+        The rounding of sums depends on this order.
+        """
         return []
 
     def take_order(self, order: Sequence[Any]) -> None:
-        """Apply an order that `order` returned, with equally many workers; all workers call this together."""
+        """Apply an order that `order` has returned with the same number of workers.
+
+        All workers must call this method together.
+        """
 
 
 STRATEGIES = Registry(

@@ -1,4 +1,7 @@
-"""Search for the blocks of a model, such as a transformer's layers, which are sharded and compiled singly."""
+"""Search for the blocks of a model, such as a transformer's layers.
+
+Each block is sharded and compiled separately.
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,9 @@ _KERNELS = {
     "cpu": [SDPBackend.MATH],
     "cuda": [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION],
 }
-"""Attention kernels for which torch's context parallelism can exchange keys and values."""
+"""Attention kernels with which torch's context parallelism can exchange keys and values, by type of
+device.
+"""
 
 _UNKNOWN_OPERATION = ("sharding strategy", "mixed torch.Tensor and DTensor")
 """Texts in torch's errors about an attention that torch can't compute for parts of a sequence."""
@@ -58,12 +60,12 @@ class ContextParallel(ModelDegree):
     """Context parallelism: every worker has the whole model, but only a part of each sequence.
 
     Args:
-        degree: number of workers that share a sequence; None means all workers. With more workers, several
-            such groups exist, and each group gets its own samples.
+        degree: number of workers that share a sequence; None means all workers. If the trainer has more
+            workers, several groups of `degree` workers exist, and each group gets its own samples.
         seq_dim: dimension of the sequence in all features, in the target and in the model's output.
         buffers: dictionary from names of the model's buffers to the dimension of the buffer that counts
             positions in the sequence. It must name all buffers with an entry for each position, such as
-            rotary embeddings. The buffers must be as long as the sequences.
+            rotary embeddings. In this dimension, the buffers must be as long as the sequences.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -151,7 +153,7 @@ class ContextParallelStrategy(AveragingStrategy):
     ) -> Iterator[tuple[Sequence[Any], Any]]:
         """Yield this worker's part of features and target; inside the block, attention covers all parts."""
         self._check_lengths(features, target)
-        # The tensors belong to the loader or the user, so copies of them are cut in place.
+        # The tensors belong to the loader or the user, so they are copied, and the copies are cut in place.
         own, wanted = map_tensors(torch.clone, (tuple(features), target))
         inputs, held, places = tensors_in((own, wanted)), dict(model.named_buffers()), self._spec.buffers
         cut = [*inputs, *(held[name] for name in places)]

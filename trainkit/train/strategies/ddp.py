@@ -1,7 +1,7 @@
 """Data-parallel training: each worker has the whole model, and PyTorch's own DDP averages gradients.
 
-DDP packs gradients into buckets. In its first step it uses the order of the model's parameters. From the
-second step on it uses the order in which gradients become ready (`rebuild_buckets` in
+DDP packs gradients into buckets. In the first step, the buckets follow the order of the model's parameters.
+From the second step on, the buckets follow the order in which gradients become ready (`rebuild_buckets` in
 torch/csrc/distributed/c10d/reducer.cpp). If three or more workers sum a bucket, the order of the terms, and
 so the rounding of a gradient, depends on the gradient's position in the bucket. So the order is saved with
 the run's state, and a run that resumes in new processes gives bit-identical numbers.
@@ -44,7 +44,7 @@ def teach_order(model: DistributedDataParallel, order: Sequence[int]) -> None:
     if model.static_graph or sorted(order) != list(range(len(parameters))):
         return
     reducer = model.reducer
-    reducer._rebuild_buckets()  # Ends an order that DDP may have begun to learn.
+    reducer._rebuild_buckets()  # This call ends the learning of an order that DDP may have begun.
     # The order is reversed, because the backward pass reaches the values in reverse order of their use.
     one_each = [parameters[index].flatten()[0] for index in reversed(order)]
     # The values are moved to one device, because a model may use several devices.
@@ -88,12 +88,13 @@ class DDPStrategy(Strategy):
         if not self._place.wrap:
             return model
         if not any(parameter.requires_grad for parameter in model.parameters()):
-            # DDP refuses a model without trainable parameters, such as a frozen teacher. Such a model has no
-            # gradients, so it only needs equal weights on all workers.
+            # DDP refuses a model without trainable parameters, such as a frozen teacher. A model without
+            # trainable parameters has no gradients, so it only needs equal weights on all workers.
             self.group.broadcast_tensors([*model.parameters(), *model.buffers()])
             return model
         device = self.devices[0]
-        # A model over several devices moves its activations itself, so DDP must then get no device_ids.
+        # A model over several devices moves its activations itself, so DDP must not get device_ids for such a
+        # model.
         whole = device.type == "cpu" or len(self.devices) > 1
         arguments = {"device_ids": None if whole else [device], **ddp_args}
         self._wrapped.append(DistributedDataParallel(model, **arguments))
@@ -115,9 +116,9 @@ class DDPStrategy(Strategy):
 
     def leave(self) -> None:
         for model in self._wrapped:
-            # The reducer and its logger must not free the process group when they are freed later, because
-            # freeing the group then blocks: it waits for its thread, which may need the interpreter, while
-            # the interpreter is locked.
+            # The reducer and its logger must not free the process group when they themselves are freed.
+            # Freeing the group at that time would block: it waits for the group's thread, which may need the
+            # interpreter, while the interpreter is locked.
             vars(model).pop("logger", None)
             vars(model).pop("reducer", None)
         self._wrapped.clear()

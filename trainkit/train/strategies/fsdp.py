@@ -113,7 +113,8 @@ class FSDPStrategy(ShardedStrategy):
         plans = [(model, chosen_blocks(model, self._spec.shard_blocks)) for model in models]
         self._note(models, optimizers)
         for model, blocks in plans:
-            # The model is broadcast on the device where the user has put it, because it may not fit on a GPU.
+            # The model is broadcast on the device where the user has put it, because the whole model may not
+            # fit on a GPU.
             self.group.broadcast_tensors([*model.parameters(), *model.buffers()])
             self._shard(model, blocks)
         self._hand_over(models, optimizers)
@@ -128,8 +129,8 @@ class FSDPStrategy(ShardedStrategy):
         }
         keep = not self._spec.reshard_after_forward
         if self._step.compile:
-            # Each block is compiled separately, because its parameters are gathered before and freed after
-            # it.
+            # Each block is compiled separately, because the block's parameters are gathered before it runs
+            # and freed afterwards.
             compile_in_place(*(blocks or [model]))
         for block in blocks:
             fully_shard(block, reshard_after_forward=not keep, mp_policy=self._precision(block), **common)
@@ -161,7 +162,8 @@ class FSDPStrategy(ShardedStrategy):
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        # Batch norm statistics differ between workers. For evaluation, all use worker 0's, as with DDP.
+        # Batch norm statistics differ between workers. For evaluation, all workers use the statistics of
+        # worker 0, as with DDP.
         for root in self._roots:
             self.group.broadcast_tensors(list(_module(root).buffers()))
         try:

@@ -1,8 +1,8 @@
 """Averaging, clipping and scaling of gradients, for models that mix plain tensors and DTensors.
 
-torch's optimizers, clipping and fp16 scaler work on lists of tensors, and refuse lists that mix both kinds.
-DistributedDataParallel refuses DTensors. This module averages gradients by hooks, in any backward pass, so a
-user's own step may call `loss.backward()`.
+torch's optimizers, clipping and fp16 scaler work on lists of tensors, and refuse lists that mix plain tensors
+and DTensors. DistributedDataParallel refuses DTensors. This module averages gradients by hooks, in any
+backward pass, so a user's own step may call `loss.backward()`.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ def step_by_kind(optimizer: torch.optim.Optimizer) -> None:
     whole: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
 
     def split(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if whole:  # The previous step ended with an error, so its groups were not restored.
+        if whole:  # If the previous step ended with an error, the original groups were not restored.
             rejoin(optimizer)
         whole[:] = [(group, _by_kind(group)) for group in optimizer.param_groups]
         optimizer.param_groups = [part for _, parts in whole for part in parts]
 
     def rejoin(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for group, parts in whole:
-            # An optimizer may store values in its groups, such as a count of steps, so these values are kept.
+            # An optimizer may store values in its groups, such as a count of steps. These values are copied
+            # to the original groups.
             group.update({key: value for part in parts for key, value in part.items() if key != "params"})
         optimizer.param_groups = [group for group, _ in whole]
         whole.clear()
@@ -93,8 +94,8 @@ def clip(
         The 2-norm before clipping, equal on all workers.
     """
     held = settle_gradients(parameters)
-    # Squares of sharded tensors are summed over workers, so tensors are grouped by the mesh dimensions that
-    # shard them.
+    # Tensors are grouped by the mesh dimensions that shard them, because squares of sharded tensors are
+    # summed over the workers of these dimensions.
     spread: dict[tuple[str, ...], list[torch.Tensor]] = defaultdict(list)
     groups: dict[str, dist.ProcessGroup] = {}
     for parameter in held:
@@ -150,7 +151,10 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 
 class SharedScaler(torch.amp.GradScaler):
-    """Loss scaler for workers with different gradients; at an overflow on one worker, all skip the step."""
+    """Loss scaler for workers with different gradients.
+
+    At an overflow on one worker, all workers skip the step.
+    """
 
     def _unscale_grads_(
         self,
@@ -177,8 +181,8 @@ BUCKET_BYTES = 25 * 2**20
 class GradientAverage:
     """Hook that averages the gradients of `parameters` over `group` at the end of each backward pass.
 
-    New gradients may be added to averaged gradients and averaged again, because the mean of equal values is
-    that value.
+    New gradients may be added to averaged gradients, and the sums averaged again, because an average of equal
+    values does not change them.
 
     Args:
         parameters: parameters of a model, equal on all workers of the group; frozen parameters are ignored.
@@ -232,7 +236,8 @@ class AveragingStrategy(Strategy):
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        # Batch norm statistics differ between workers. For evaluation, all use worker 0's, as with DDP.
+        # Batch norm statistics differ between workers. For evaluation, all workers use the statistics of
+        # worker 0, as with DDP.
         if self.averages:
             self.group.broadcast_tensors(self._buffers)
         try:
@@ -295,8 +300,8 @@ def _write_back(bucket: list[torch.Tensor], flat: torch.Tensor, ways: int) -> No
     *values, flags = torch.split(flat, [*(local(parameter).numel() for parameter in bucket), len(bucket)])
     for index, (parameter, value) in enumerate(zip(bucket, values, strict=True)):
         if parameter.grad is None:
-            # Reading a flag waits for the GPU, so it is only read if this worker has no gradient of the
-            # parameter.
+            # A flag is read only if this worker has no gradient of the parameter, because reading a flag
+            # waits for the GPU.
             if not bool(flags[index]):
                 continue
             parameter.grad = torch.zeros_like(parameter)

@@ -50,7 +50,7 @@ class Part:
 
 
 def cut_at(model: nn.Module, cuts: Sequence[str]) -> list[Part]:
-    """Return the parts of `model` in the order of definition; the next device begins at each name in `cuts`.
+    """Return the parts of `model` in the order of definition; at each name in `cuts`, the next device begins.
 
     Raises:
         ConfigError: `cuts` contains a name that no module has, or is not in the order of definition.
@@ -70,7 +70,9 @@ def cut_at(model: nn.Module, cuts: Sequence[str]) -> list[Part]:
 
 
 def named(model: nn.Module, devices: Mapping[str, int]) -> list[Part]:
-    """Return the parts of `model`; the longest prefix of a module's name in `devices` has its device.
+    """Return the parts of `model`.
+
+    The device of a module is the device of the longest prefix of its name in `devices`.
 
     Raises:
         ConfigError: a prefix is not a module's name, no prefix matches a module, or modules that share a
@@ -92,14 +94,14 @@ def named(model: nn.Module, devices: Mapping[str, int]) -> list[Part]:
                 f"split puts {part.name} on device {part.device}, but {part.name} shares a parameter with a "
                 f"module on device {placed.device}: put both modules on the same device"
             )
-    # A part without tensors that the user did not name is left out. So it runs on its input's device, while a
-    # placement on device 0 could cost two moves.
+    # A part without tensors that the user did not name is left out, so that it runs on the device of its
+    # input. If such a part were placed on device 0, its data might be moved twice.
     prefixes = tuple(f"{name}." for name in devices if name)
     return [part for part in parts if _holds(part) or f"{part.name}.".startswith(prefixes)]
 
 
 def balanced(model: nn.Module, devices: int) -> list[Part]:
-    """Divide `model` among devices so that the fullest one has as few bytes as possible; return the parts.
+    """Divide `model` among devices so that the fullest device has as few bytes as possible; return the parts.
 
     A device can only begin at a child of the model or at a member of an `nn.Sequential` or `nn.ModuleList`.
 
@@ -119,7 +121,9 @@ def balanced(model: nn.Module, devices: int) -> list[Part]:
 def _parts(
     model: nn.Module, cuts: Sequence[str], device_of: Callable[[str, int], int], first: int = 0
 ) -> Iterator[Part]:
-    """Yield parts of `model` that are as large as `cuts` allow, each once, under its first name.
+    """Yield the parts of `model`, as large as `cuts` allow.
+
+    A module that occurs several times is yielded once, under its first name.
 
     Args:
         model: the model to divide.
@@ -149,7 +153,7 @@ def _parts(
 
 
 def _together(parts: Sequence[Part]) -> list[Part]:
-    """Return `parts`, where parts that share a parameter are on the device of the first of them."""
+    """Return `parts`; parts that share a parameter get the device of the first part among them."""
     home: dict[int, int] = {}
     placed = []
     for part in parts:
@@ -285,7 +289,8 @@ class Handover(StrategyHook):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        # CUDA streams order copies to a GPU before later work there. A copy to the CPU must be awaited.
+        # CUDA streams ensure that a copy to a GPU is complete before later work on this GPU. A copy to the
+        # CPU must be awaited.
         self._non_blocking = device.type != "cpu"
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Helpers for models: compile them in place, copy them with or without values, cut them evenly."""
+"""Functions that compile models in place, copy models with or without values, and cut models evenly."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def compile_in_place(*modules: nn.Module) -> None:
     """Compile `modules` with `torch.compile`; their parameters and names stay unchanged.
 
     torch's `module.compile()` works for a user's own class, but skips torch's own classes, such as
-    `nn.Sequential`. So this function compiles a small function around the forward method instead. Equal
-    modules share the compiled code. Different modules have separate functions, because torch limits
-    compilations per function (`torch._dynamo.config.recompile_limit`).
+    `nn.Sequential`. So `compile_in_place` compiles a small function around the forward method. Equal modules
+    share the compiled code. Different modules have separate functions, because torch limits compilations per
+    function (`torch._dynamo.config.recompile_limit`).
     """
     codes: dict[Any, CodeType] = {}
     for module in modules:
@@ -53,8 +53,8 @@ def _compile(module: nn.Module, code: CodeType) -> None:
         if torch.compiler.is_compiling():
             return call(*args, **kwargs)  # type: ignore[no-untyped-call]
         # Only the forward method is compiled, because hooks, such as FSDP2's hooks that gather parameters,
-        # would break the graph. The method is replaced only during the call, so that copies and pickles of
-        # the module do not contain the compiled function.
+        # would break the graph. The forward method is replaced only during a call, so that copies and pickles
+        # of the module do not contain the compiled function.
         before = own.get("forward")
         own["forward"] = compiled
         try:
@@ -65,8 +65,8 @@ def _compile(module: nn.Module, code: CodeType) -> None:
             else:
                 own["forward"] = before
 
-    # `Module.compile()` sets this attribute too. No other attribute replaces a module's call without wrapping
-    # the module.
+    # `Module.compile()` also sets this attribute, because no other attribute replaces a module's call without
+    # wrapping the module.
     module._compiled_call_impl = called
 
 
@@ -80,7 +80,10 @@ def on_cpu(model: nn.Module) -> nn.Module:
 
 
 def skeleton(model: nn.Module) -> nn.Module:
-    """Return a copy with parameters on "meta"; buffers keep values, because a state may lack buffers."""
+    """Return a copy of `model` with parameters on "meta".
+
+    Buffers keep their values, because a state may lack buffers.
+    """
     return _copied(model, lambda tensor: torch.empty_like(tensor, device="meta"))
 
 

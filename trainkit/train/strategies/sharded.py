@@ -1,8 +1,8 @@
 """States of models and optimizers whose parameters are sharded over workers.
 
 A user makes optimizers from a model's parameters. Sharding replaces these parameters by new tensors, and a
-worker with one stage of a pipeline keeps only some. But the indices in an optimizer's saved state refer to
-the parameters that the user passed.
+worker with one stage of a pipeline keeps only some. However, the indices in an optimizer's saved state refer
+to the parameters that the user passed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ class ParameterSlots:
         ]
 
     def replace(self, optimizers: Optimizers, held: Mapping[Name, torch.Tensor]) -> None:
-        """Replace the models' parameters in the optimizers by the tensors in `held`; remove the others."""
+        """Replace the models' parameters in the optimizers by the tensors in `held`; remove parameters that
+        are not in `held`.
+        """
         for optimizer, groups in zip(optimizers, self._groups, strict=True):
             for group, slots in zip(optimizer.param_groups, groups, strict=True):
                 slots[:] = [(name, item if name is None else held.get(name)) for name, item in slots]
@@ -135,8 +137,8 @@ def state_entry(name: str, value: Any, parameter: torch.Tensor, group: Mapping[s
 class ShardedStrategy(Strategy):
     """Base class of strategies whose models contain DTensors.
 
-    `place` calls `_note` before it replaces the models' parameters, and `_hand_over` afterwards. From then
-    on, a tensor on the "meta" device has its values on other workers.
+    `place` calls `_note` before it replaces the models' parameters, and `_hand_over` afterwards. After these
+    calls, a tensor on the "meta" device has its values on other workers.
     """
 
     def __init__(self, place: Place) -> None:
@@ -165,13 +167,13 @@ class ShardedStrategy(Strategy):
         whole = [self.unwrap(model) for model in models]
         for number, (model, saved) in enumerate(zip(whole, state["models"], strict=True)):
             held = held_state(model)
-            # If this worker itself returned the state, the state has only the entries that this worker holds.
+            # A state that this worker itself has returned contains only the entries that this worker holds.
             own = held if saved.keys() == held.keys() else model.state_dict()
             check_fits(f"model {number}", own, saved)
         self._slots.check(state["optimizers"])
         for model, saved in zip(whole, state["models"], strict=True):
             held = {name: placed_entry(saved[name], value) for name, value in held_state(model).items()}
-            # Entries of other workers are missing here.
+            # Entries that other workers hold are missing on this worker.
             model.load_state_dict(held, strict=False)
         self._slots.load(optimizers, state["optimizers"])
 

@@ -41,12 +41,12 @@ class TensorParallel(ModelDegree):
     """Tensor parallelism: each copy of the model is split over `degree` workers, layer by layer.
 
     Args:
-        degree: number of workers that hold one copy of the model together; None means all workers. With more
-            workers, several copies exist, and each copy gets its own samples.
+        degree: number of workers that hold one copy of the model together; None means all workers. If the
+            trainer has more workers, several copies of the model exist, and each copy gets its own samples.
         plan: way to split modules. A dictionary from names (or patterns such as `layers.*.fc1`) to torch's
             styles, such as `ColwiseParallel()`; or a function of (model, mesh of the `degree` workers) that
-            returns such a dictionary, or that splits the model and returns it. Modules not in the plan are
-            whole on each worker. None splits pairs of `nn.Linear` in an `nn.Sequential` with only
+            returns such a dictionary, or that splits the model and returns it. Modules that are not in the
+            plan are whole on each worker. None splits pairs of `nn.Linear` in an `nn.Sequential` with only
             element-wise modules between them.
         data: storage of several copies of a model: "replicate" keeps each copy complete and averages
             gradients; "shard" splits each parameter's part further over the copies, with FSDP2.
@@ -112,8 +112,8 @@ class TensorParallelStrategy(gradients.AveragingStrategy, ShardedStrategy):
         step, trained = self._step, any(parameter.requires_grad for parameter in model.parameters())
         if step.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        # The model is split where the user has put it, and then moved, because the whole model may not fit on
-        # this worker's device.
+        # The model is split on the device where the user has put it, and moved afterwards, because the whole
+        # model may not fit on this worker's device.
         self.group.broadcast_tensors([*model.parameters(), *model.buffers()])
         blocks = chosen_blocks(model, None)
         # A model without trainable parameters, such as a frozen teacher, may stay whole.

@@ -2,7 +2,7 @@
 
     x ──▶ first (split by columns) ──▶ a part of the units ──▶ last (split by rows) ──▶ sum
 
-The split layers give the same result as the whole layers if each unit between both layers is computed
+The two split layers give the same result as the whole layers if each unit between them is computed
 independently of other units. Units are independent between two `nn.Linear` in an `nn.Sequential` with only
 element-wise functions between them. For other pairs of layers the user must know whether units are
 independent.
@@ -151,7 +151,9 @@ Owner = tuple[nn.Module, str]
 
 
 def _owners(model: nn.Module) -> list[list[Owner]]:
-    """Return a list for each shared parameter: the modules that have it, each with its name there."""
+    """Return a list for each shared parameter: the modules that have the parameter, each with the parameter's
+    name in the module.
+    """
     places: dict[int, list[Owner]] = defaultdict(list)
     for module in model.modules():
         for name, parameter in module._parameters.items():

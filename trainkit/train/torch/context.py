@@ -176,13 +176,13 @@ def report(
 def preempted() -> bool:
     """Return True after a signal has announced that the program will be ended.
 
-    Signals are SIGTERM, and those that `trainkit.init(preempt_signals=...)` names. In a training function and
-    in a script of `trainkit run`, all ranks get the same answer if each rank calls this function once in each
-    step. In a program without workers, the first signal no longer ends the program once this function has
-    been called.
+    Such signals are SIGTERM and the signals that `trainkit.init(preempt_signals=...)` names. In a training
+    function and in a script of `trainkit run`, all ranks get the same answer if each rank calls this function
+    once in each step. In a program without workers, the first signal no longer ends the program once this
+    function has been called.
 
     Raises:
-        ConfigError: the workers run on the Ray engine, where they do not learn of the signal.
+        ConfigError: the workers run on the Ray engine, where workers are not notified of the signal.
     """
     context = train_context()
     if context is not None and "near" not in runtime.promises():
@@ -233,7 +233,7 @@ class ReportedCheckpoint:
 def get_all_reported_checkpoints(
     consistency_mode: Any = None, timeout_s: float | None = None
 ) -> list[ReportedCheckpoint]:
-    """Return the run's kept checkpoints, oldest first, including those of earlier starts of the run.
+    """Return the run's kept checkpoints, oldest first, including checkpoints from earlier starts of the run.
 
     Args:
         consistency_mode: Ray's argument; has no effect, because checkpoints are stored when `report` returns.
@@ -249,7 +249,7 @@ def get_all_reported_checkpoints(
 
 
 def barrier() -> None:
-    """Wait until all workers have called this; public as `trainkit.train.collective.barrier`.
+    """Wait until all workers have called this function; public as `trainkit.train.collective.barrier`.
 
     Raises:
         TuneError: called outside a training function of a trainer.

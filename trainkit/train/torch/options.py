@@ -159,8 +159,8 @@ class LoopOptions:
             ConfigError: the configuration contains a search space.
         """
         kept = {"train_loop_config": _plain(decode_config(encode_config(dict(self.train_loop_config))))}
-        # Domains that are computed from other values are lost in `kept`, so they are looked up in the given
-        # configuration.
+        # Domains whose values are computed from other values are missing in `kept`, so they are looked up in
+        # the given configuration.
         given = self.train_loop_config.items()
         computed = [f"train_loop_config/{name}" for name, value in given if holds_leaf(value)]
         if varied := sorted(Space.of(kept).varied) or computed:
@@ -212,7 +212,8 @@ def _plain(value: Any) -> Any:
         return value[OPAQUE]
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
-    # Tuples become lists, because a tuple of two numbers would cause a warning that it looks like a range.
+    # Tuples become lists, because a tuple of two numbers would cause a warning that the tuple looks like a
+    # range.
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
@@ -242,7 +243,8 @@ def takes_config(function: Any) -> bool:
             signature.bind(*arguments)
         except TypeError:
             continue
-        # The call with a configuration is tried first, so an optional parameter receives the configuration.
+        # A call with a configuration is tried first, so that an optional parameter receives the
+        # configuration.
         return takes
     raise ConfigError(
         f"TorchTrainer: train_loop_per_worker takes {signature}, but must take only the configuration, or "

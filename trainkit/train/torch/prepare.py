@@ -64,12 +64,12 @@ def prepare_model(
     """Return a model on this worker's device, wrapped so that the workers train it together.
 
     Args:
-        model: a whole model; weights must be equal on all workers, unless the wrapper makes them equal.
+        model: a whole model; the weights must be equal on all workers, unless the wrapper makes them equal.
         move_to_device: True moves the model to this worker's device; a device moves it there; False does not
             move it.
         parallel_strategy: "ddp" wraps in `DistributedDataParallel`, "fsdp" in `FullyShardedDataParallel`;
-            "fsdp2" shards the parameters of the model itself by `fully_shard`; None does neither. With a
-            single worker the model is never wrapped or sharded.
+            "fsdp2" shards the parameters of the model itself by `fully_shard`; None neither wraps nor shards.
+            With a single worker the model is never wrapped or sharded.
         parallel_strategy_kwargs: further arguments of the wrapper or of `fully_shard`.
 
     Raises:
@@ -127,19 +127,20 @@ def prepare_data_loader(
     Args:
         data_loader: a loader of all samples, equal on all workers.
         add_dist_sampler: True shares the samples among the workers. Pass False if an iterable data set
-            already divides itself among workers and loader processes. It has no effect if the loader already
-            has a `DistributedSampler`, even inside a batch_sampler. With one worker, it only shares an
-            iterable data set among the loader processes.
+            already divides itself among workers and loader processes. The argument has no effect if the
+            loader already has a `DistributedSampler`, even inside a batch_sampler. With one worker, True only
+            shares an iterable data set among the loader processes.
         move_to_device: True moves batches to this worker's device.
         auto_transfer: True copies the next batch to a GPU while the current batch is used.
-        sample_seed: seed of the random numbers that each sample of a map-style data set draws. The numbers
-            then depend only on (`sample_seed`, epoch, index), not on the number of workers and loader
-            processes. The epoch is set by `loader.set_epoch(epoch)`. Default: samples draw from the
-            generators of their process.
+        sample_seed: seed of the random numbers that each sample of a map-style data set draws. If a seed is
+            given, the random numbers depend only on (`sample_seed`, epoch, index), not on the number of
+            workers and loader processes. The epoch is set by `loader.set_epoch(epoch)`. Default: samples draw
+            from the generators of their process.
         use_stateful_dataset: True saves the `state_dict` of an iterable data set as the position, so that a
             resumed run does not read the data set again up to the position. The state must include all that
-            the data set has read ahead: a data set of Hugging Face loses its shuffle buffer. Default: samples
-            before the position are read again. On a GPU, it also needs `auto_transfer=False`.
+            the data set has read ahead: a data set of Hugging Face loses its shuffle buffer. Default: after a
+            restart, samples before the position are read again. On a GPU, True also needs
+            `auto_transfer=False`.
 
     Raises:
         ConfigError: `data_loader` is not a `DataLoader`; its samples should be shared although it has the
@@ -170,7 +171,8 @@ def prepare_data_loader(
 class _AutocastForward:
     """Replacement for a model's forward method that computes in half precision.
 
-    The model is an attribute of this object, so that copies and pickles of the model get their own forward.
+    The model is an attribute of this object, so that copies and pickles of the model get their own forward
+    method.
 
     Args:
         model: model whose current forward method is called.
@@ -235,7 +237,7 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
 
     @functools.wraps(plain)
     def step(optimizer: torch.optim.Optimizer, closure: Any = None) -> Any:
-        # A scheduler may have wrapped `step`, but the scaler must call the optimizer's own step.
+        # A scheduler may have wrapped the method `step`, but the scaler must call the optimizer's own method.
         outer = optimizer.step
         optimizer.step = plain  # type: ignore[method-assign]
         try:
@@ -287,7 +289,8 @@ def _share_of(loader: DataLoader[Any]) -> DataLoader[Any]:
         if alone or isinstance(loader, SharedStreamLoader):
             return loader
         rank, compare = (dist.get_rank(), _Origins(type(loader.dataset))) if _world_size() > 1 else (0, None)
-        # The seed of the loader's own generator may differ by rank, as seeds of processes do.
+        # The loader's own generator may have a different seed on each rank, because processes have different
+        # seeds.
         return SharedStreamLoader(loader, rank=rank, world_size=_world_size(), in_step=True, compare=compare)
     batches = loader.batch_sampler
     samplers = (loader.sampler, batches, getattr(batches, "sampler", None))
@@ -299,9 +302,9 @@ def _share_of(loader: DataLoader[Any]) -> DataLoader[Any]:
 class _Origins:
     """Comparison of the first samples that the workers read from a stream, which must be equal.
 
-    The workers exchange checksums through torch's key-value store. They do not wait for each other, because
-    perhaps not all workers read the stream. A difference is only a warning, because the workers may prepare
-    different streams of one class.
+    The workers exchange checksums through torch's key-value store. The workers do not wait for each other,
+    because perhaps not all of them read the stream. A difference only causes a warning, because the workers
+    may prepare different streams of one class.
 
     Args:
         kind: class of the stream.

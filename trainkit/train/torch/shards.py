@@ -24,8 +24,9 @@ class DataConfig:
     Args:
         datasets_to_split: "all", or names of the data sets to divide among the workers; each worker gets all
             samples of other data sets.
-        seed: seed that, plus the epoch's number, shuffles an indexable data set in each epoch; None means no
-            shuffling. With a `DataLoader` over the shard, call `shard.set_epoch` before each pass.
+        seed: number that, added to the epoch's number, is the seed by which an indexable data set is shuffled
+            in each epoch; None means no shuffling. With a `DataLoader` over the shard, call `shard.set_epoch`
+            before each pass.
 
     Raises:
         ConfigError: a value is out of range.
@@ -67,8 +68,8 @@ class DatasetShard:
     All shards have equal lengths; surplus samples are left out. If the data set is indexable, a worker gets
     the samples at the positions rank, rank + n, rank + 2 n, ... in the epoch's order, with n workers.
 
-    `iter` always starts a pass at the first sample. An interrupted pass counts as a complete epoch. Only
-    after `load_state_dict` does a pass start in the middle.
+    `iter` always starts a pass at the first sample. An interrupted pass counts as a complete epoch. A pass
+    starts in the middle only after a call of `load_state_dict`.
 
     If a `DataLoader` reads an indexable shard by index, no pass starts, so the order stays constant until
     `set_epoch` is called. Loader processes with `persistent_workers=True` do not notice a call of
@@ -112,7 +113,8 @@ class DatasetShard:
         self.load_state_dict({"epoch": epoch, "taken": 0})
 
     def state_dict(self) -> dict[str, int]:
-        """Return the latest pass's number, `epoch`, and the number of samples taken in this pass, `taken`.
+        """Return the number of the latest pass as `epoch`, and the number of samples that this pass has
+        returned as `taken`.
 
         A sample is counted when the shard returns it, so prefetched samples are counted before they are used.
         Samples that a `DataLoader` reads by index are not counted.
@@ -155,7 +157,7 @@ class DatasetShard:
             prefetch_batches: Ray's argument; has no effect.
             local_shuffle_buffer_size: number of upcoming samples in a buffer from which the next sample is
                 drawn at random; None means no such shuffling.
-            local_shuffle_seed: seed of these random draws, which are the same in each pass.
+            local_shuffle_seed: seed of the random draws from the buffer, which are the same in each pass.
 
         Raises:
             ConfigError: `local_shuffle_buffer_size` is below 1.
@@ -182,7 +184,7 @@ class DatasetShard:
 
     def _begin(self, drawn: Callable[[Iterable[Any]], Iterator[Any]]) -> Iterator[Any]:
         """Start a pass and return an iterator over its samples; `drawn` changes the epoch's order."""
-        # Each pass has its own position, because an interrupted pass may continue while the next one runs.
+        # Each pass has its own position, because an interrupted pass may continue while the next pass runs.
         position = self._position = self._next
         self._next = {"epoch": position["epoch"] + 1, "taken": 0}
         return self._samples(position, drawn)
@@ -195,8 +197,8 @@ class DatasetShard:
         places = drawn(self._order(position["epoch"]) if indexable else self._of_stream())
         for place in itertools.islice(places, position["taken"], None):
             sample = self._data[place] if indexable else place
-            # The sample is counted before the yield, so that a state saved in the loop's body includes the
-            # sample.
+            # A sample is counted before it is yielded, so that a state that is saved in the loop's body
+            # includes the sample.
             position["taken"] += 1
             yield sample
         if self._position is position:

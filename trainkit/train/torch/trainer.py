@@ -54,18 +54,24 @@ class _FinishedError(Exception):
 
 
 class _OtherFormError(ConfigError, AttributeError):
-    """Use of an attribute that only the other form of `TorchTrainer` has; `hasattr` returns False for it."""
+    """Use of an attribute that only the other form of `TorchTrainer` has; `hasattr` returns False for such an
+    attribute.
+    """
 
 
 @dataclass(frozen=True, repr=False)
 class _RunResult(Result):
-    """Result of a training function's run, with only those metrics that the function reported itself."""
+    """Result of a training function's run.
+
+    Its metrics are only the metrics that the function itself has reported.
+    """
 
     def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint | None:
         """Return the checkpoint whose report has the best value of `metric`.
 
         Raises:
-            MetricError: no checkpoint's report has this metric; the message names the metrics that they have.
+            MetricError: no checkpoint's report has this metric; the message names the metrics that the
+                reports have.
         """
         reports = [report for _, report in self.best_checkpoints]
         if all(lookup(report, metric) is None for report in reports):
@@ -120,8 +126,8 @@ class DataParallelTrainer:
         """Run the training function on all workers; return the last report's metrics and the checkpoints.
 
         If a run with the name `RunConfig(name=...)` exists, the function resumes from its last checkpoint.
-        The stored run keeps its original configuration; a warning lists the differences to the current one. A
-        finished run with a different configuration is not changed: the new run is stored beside it as
+        The stored run keeps its original configuration; a warning lists the differences from the current
+        configuration. If a finished run has a different configuration, the new run is stored beside it as
         "name_2".
 
         Raises:
@@ -132,7 +138,7 @@ class DataParallelTrainer:
                 callback.
             InfeasibleError: the machine does not have enough resources for the workers, even when idle.
             SerializationError: the function can't be pickled to send it to a worker; the message names the
-                object in it that can't.
+                object that can't be pickled.
             KeyboardInterrupt: Ctrl-C ended the run, which can be resumed.
         """
         resumes = self._restored_from is not None or self.run_config.name is not None
@@ -211,7 +217,7 @@ class DataParallelTrainer:
         )
 
     def _tuner(self) -> Tuner:
-        """Return a tuner for this run: a new one, or one that resumes an existing run."""
+        """Return a tuner for this run, which begins a new run or resumes an existing run."""
         run = self.run_config
         if self._restored_from is not None:
             return self._going_on(self._restored_from, run.storage_filesystem)
@@ -223,7 +229,7 @@ class DataParallelTrainer:
             elif address is not None and Tuner.can_restore(str(address), run.storage_filesystem):
                 path, filesystem = str(address), run.storage_filesystem
             elif (folder / FILENAME).exists():
-                # The run is damaged, and resuming it raises an error that says why.
+                # The run is damaged, and an attempt to resume it raises an error that says why.
                 path, filesystem = str(folder), None
             else:
                 break
@@ -322,7 +328,7 @@ class TorchTrainer(OperatorTrainer, DataParallelTrainer):
         ConfigError: an argument is wrong, or arguments of both lists are mixed.
         InfeasibleError: the machine does not have enough resources for the workers of an operator, even when
             idle.
-        GangError: a worker of an operator died while it started.
+        GangError: a worker of an operator died at its start.
     """
 
     @overload

@@ -58,8 +58,8 @@ class RunContext:
 class UserCallback(Callback):
     """Base class of callbacks for a training function, passed as `RunConfig(callbacks=[...])`.
 
-    Callbacks are copied to the process that waits for the workers, and run there. An exception in a callback
-    ends the run.
+    Callbacks are copied to the process that waits for the workers, and run in this process. An exception in a
+    callback ends the run.
     """
 
     def after_report(
@@ -220,7 +220,9 @@ class LoopTrial:
 
 
 def join_parts(parts: Sequence[str], folder: str) -> None:
-    """Move the files of several folders into one; if names are equal, keep the first folder's file.
+    """Move the files of several folders into one folder.
+
+    Of files with equal names, the file of the first folder is kept.
 
     Args:
         parts: paths of the folders to move from, which are removed.

@@ -28,7 +28,8 @@ from trainkit.tune.trial.messages import Reply
 PARTS = ".checkpoint_000000000.partial"
 """Subfolder of a trial's folder for each worker's part of a checkpoint, until the parts are joined.
 
-The experiment's copies leave out folders of this name. The next attempt of the trial removes it.
+A copy of the experiment leaves out folders of this name. The next attempt of the trial removes a folder that
+remains.
 """
 
 
@@ -82,8 +83,8 @@ class LoopWorker(GroupMember):
     def share_gpus(self, all_gpus: Sequence[GPUs]) -> None:
         """Make all workers' GPUs on this machine visible to this process, before any GPU is used.
 
-        Libraries need to see all GPUs, because they use the local rank as index of the GPU, and copy between
-        GPUs.
+        Libraries need to see all GPUs, because they use the local rank as the index of a GPU, and copy data
+        between GPUs.
 
         Args:
             all_gpus: GPUs of all workers, by rank within a machine.
@@ -106,7 +107,7 @@ class LoopWorker(GroupMember):
                 os.environ[PAUSES] = str(spec.page)
                 own_vote()
             if trial.seed is not None:
-                # Seeds differ between workers, as random states of unseeded processes do, but are
+                # Seeds differ between workers, like the random states of processes without a seed, but are
                 # reproducible.
                 seed_generators(trial.seed + spec.rank)
         join_workers(
@@ -173,7 +174,8 @@ class LoopWorker(GroupMember):
             sys.stderr.write(self._runner.stop(save=False)[4])
 
     def leave(self) -> None:
-        # A training function may have left the group itself, as scripts for torchrun do at their end.
+        # A training function may have left the group itself, like scripts for torchrun, which do so at their
+        # end.
         if dist.is_initialized():
             dist.destroy_process_group()
         super().leave()

@@ -4,8 +4,9 @@
     <checkpoint_dir>/metrics.json         the epoch's metrics of each checkpoint that was written at its end
     <checkpoint_dir>/.lock                locked by the trainer that uses the folder
 
-A folder's name has a consecutive number instead of the training step, because training may also continue from
-an earlier checkpoint. So the checkpoint with the highest number is always the last written checkpoint.
+The name of a folder has a consecutive number and not the training step, because training may also continue
+from an earlier checkpoint. So the checkpoint with the highest number is always the checkpoint that was
+written last.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class CheckpointFolder:
 
     Args:
         path: absolute path; the folder is made with the first checkpoint.
-        config: how many checkpoints are kept, and which.
+        config: rules for keeping checkpoints: their number and their ranking.
 
     Raises:
         CheckpointError: `path` is a file, or is itself a checkpoint.
@@ -83,7 +84,8 @@ class CheckpointFolder:
         _locked.add(self.path)
         self._unlock = weakref.finalize(self, _unlock, self.path, lock)
         try:
-            # Unlike a lock of `flock`, this lock is not inherited by processes that outlive a killed program.
+            # This kind of lock is used because, unlike a lock of `flock`, it is not inherited by processes
+            # that outlive a killed program.
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
@@ -159,7 +161,10 @@ class CheckpointFolder:
 
 
 _locked: set[Path] = set()
-"""Folders that trainers of this process use, because the lock of a file holds only between processes."""
+"""Folders that trainers of this process use.
+
+This set is needed because the lock of a file holds only between processes.
+"""
 
 
 def _unlock(folder: Path, lock: int) -> None:
@@ -187,8 +192,8 @@ def score(config: CheckpointRules, metrics: Mapping[str, Any]) -> float:
 def places_to_keep(scores: Sequence[float], num_to_keep: int | None) -> set[int]:
     """Return the positions in `scores` of the checkpoints to keep.
 
-    These are the checkpoints with the best scores, and the newest checkpoint in any case. Among checkpoints
-    with equal scores, the later checkpoints are kept.
+    The checkpoints to keep are the checkpoints with the best scores, and always the newest checkpoint. Among
+    checkpoints with equal scores, the later checkpoints are kept.
 
     Args:
         scores: scores of all checkpoints, oldest first; -inf for a checkpoint without a score.
@@ -225,7 +230,7 @@ class AutomaticCheckpoints:
 
     Args:
         folder: absolute path of `checkpoint_dir`.
-        config: when checkpoints are written within an epoch, and which are kept.
+        config: rules for writing checkpoints within an epoch, and for keeping checkpoints.
         saves: writes of the trainer in the background, which run one after the other.
 
     Raises:
@@ -264,8 +269,8 @@ class AutomaticCheckpoints:
     ) -> None:
         """Write a checkpoint in the background, or at once if the state can't be copied.
 
-        A failure is logged, and training continues. The next call of the trainer raises it, unless a later
-        checkpoint is complete by then.
+        A failure is logged, and training continues. The next call of the trainer raises the failure, unless a
+        later checkpoint is complete by then.
 
         Args:
             progress: progress of the workers.
@@ -290,7 +295,8 @@ class AutomaticCheckpoints:
             self._complete(path, before)
 
     def save_last(self, snapshot: Snapshot, *, sharded: bool) -> None:
-        """Write a snapshot in this process, unless the last checkpoint has its state or a later state.
+        """Write a snapshot in this process, unless the last checkpoint has the snapshot's state or a later
+        state.
 
         Args:
             snapshot: the last snapshot of the workers, which have ended.
@@ -328,8 +334,8 @@ class AutomaticCheckpoints:
         if metrics is not None:
             with self._saves.logged():
                 self._folder.note(path, metrics)
-        # If the epoch has ended without a further step, the checkpoint of its end replaces the last
-        # checkpoint within the epoch.
+        # If the epoch has ended without a step after the last checkpoint, the checkpoint of the epoch's end
+        # replaces this checkpoint.
         ends = last.within_epoch and progress == (last.progress[0] + 1, last.progress[1])
         return path, last.path if ends else None
 
@@ -354,7 +360,9 @@ class AutomaticCheckpoints:
             self._warn_without_score()
 
     def note_update(self, progress: Progress, metric: Any) -> None:
-        """Note a call of `update_scheduler` in the checkpoint at an epoch's end, if it has this progress."""
+        """Note a call of `update_scheduler` in the last checkpoint, if it has this progress and was written
+        at an epoch's end.
+        """
         last = self._last
         if last.path is not None and last.progress == progress and self._folder.has_metrics(last.path):
             number = metric.item() if hasattr(metric, "item") else metric
@@ -412,7 +420,7 @@ class AutomaticCheckpoints:
     ) -> None:
         """Lock the folder and load the newest checkpoint.
 
-        If it is damaged, warn and load the checkpoint before it.
+        If the newest checkpoint is damaged, warn and load the checkpoint before it.
 
         Args:
             load: function that loads a checkpoint into the workers.
@@ -459,7 +467,7 @@ class AutomaticCheckpoints:
 
 
 def set_aside(damaged: Path) -> Path:
-    """Rename a damaged checkpoint or file, so that it no longer counts; return its new path."""
+    """Rename a damaged checkpoint or file, so that the trainer ignores it; return its new path."""
     aside = damaged.with_name(f"damaged_{damaged.name}")
     shutil.rmtree(aside, ignore_errors=True)
     os.rename(damaged, aside)

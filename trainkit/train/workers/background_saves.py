@@ -4,8 +4,8 @@
                                                              │
                                                              └──▶ writer: maps the copies, writes, renames
 
-The writer is a task without CPUs, in a process that ends with the write. If this process is killed, the
-runtime starts the task again, with the same copies.
+The writer is a task without CPUs, in a process that ends with the write. If the writer's process is killed,
+the runtime starts the task again, with the same copies.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class BackgroundSaves:
     def end(self) -> None:
         """Wait as `wait` does.
 
-        If Ctrl-C ends this wait, the session does not wait for the writer again, but ends it.
+        If Ctrl-C ends this wait, the session does not wait for the writer again, but ends the writer.
         """
         try:
             self.wait()
@@ -161,7 +161,7 @@ class BackgroundSaves:
 
 
 _unfinished: set[BackgroundSaves] = set()
-"""Saves whose writer may still run. They outlive their trainer, and the session waits for them."""
+"""Saves whose writer may still run. These saves outlive their trainer, and the session waits for them."""
 
 
 def _end_all() -> None:

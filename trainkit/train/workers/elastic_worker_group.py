@@ -1,4 +1,4 @@
-"""Workers of a trainer: after a failure, a new worker group replaces the failed worker group.
+"""Workers of a trainer. After a failure, a new worker group replaces the failed worker group.
 
     call ──▶ group ──ok──▶ result
               │ lost a worker
@@ -7,10 +7,10 @@
 
 Ctrl-C ends the group in the middle of a call and frees its resources; the next call starts a new group.
 
-A snapshot is the workers' state between two calls, or in a pause of a training epoch (pausing.py). It is
-stored in shared memory, so it outlives the workers. A snapshot is taken at the end of each training epoch,
-and within an epoch as often as it costs little. Later calls may change a small part of the state. Then
-either the changed part is added to the snapshot, or the call is recorded, to repeat it after a failure.
+A snapshot is the workers' state between two calls, or in a pause of a training epoch (pausing.py). A snapshot
+is stored in shared memory, so it outlives the workers. A snapshot is taken at the end of each training epoch,
+and within an epoch as often as it costs little. Later calls may change a small part of the state. In this
+case, either the changed part is added to the snapshot, or the call is recorded, to repeat it after a failure.
 Before the first call no snapshot is needed, because a setup with the same seed gives the same state.
 """
 
@@ -62,8 +62,8 @@ class ElasticWorkerGroup:
 
     Args:
         options: arguments of the trainer, with "auto" resolved.
-        saves: checkpoints of the trainer that other processes write; the next call raises a failure of them.
-        checkpoints: rules for checkpoints that are written without a call of `save`; None for none.
+        saves: checkpoints that other processes write; the next call raises the failure of such a write.
+        checkpoints: checkpoints that are written without a call of `save`; None if they are turned off.
 
     Raises:
         InfeasibleError: the machine does not have enough resources for the workers, even when idle.
@@ -142,7 +142,7 @@ class ElasticWorkerGroup:
     def epoch(self, call: Call, max_retries: int) -> list[Any]:
         """Run an epoch; with `max_retries` above 0, make sure that a snapshot exists first.
 
-        A training epoch ends with the next snapshot, so a worker that dies between two epochs loses nothing.
+        A training epoch ends with a snapshot, so nothing is lost if a worker dies between two epochs.
         `max_retries` limits the failures in a row without a new snapshot.
         """
         training = call.effect is Effect.UNKNOWN
@@ -209,8 +209,8 @@ class ElasticWorkerGroup:
     def _rest(self) -> None:
         """Take a snapshot in a pause, and write it as a checkpoint if a checkpoint is due."""
         before = self._taken
-        # A signal ends the epoch only after the snapshot, as otherwise the steps since the last snapshot
-        # would be lost.
+        # A signal ends the epoch only after the snapshot, because the steps since the last snapshot would
+        # otherwise be lost.
         handler = signals.InterruptHandler()
         try:
             with handler:
@@ -261,19 +261,19 @@ class ElasticWorkerGroup:
 
     @contextmanager
     def as_before(self, what: str) -> Iterator[Callable[[Mapping[str, Any] | None], WorkerGroup[Worker]]]:
-        """Let a block change the workers; new workers then continue with the state from before the block.
+        """Let a block change the workers; afterwards, new workers continue with the state from before it.
 
         Args:
             what: name of the trainer's method, for messages.
 
         Yields:
-            A function of a configuration or None. For None it returns the current workers. For a
-            configuration it returns new workers, just set up, with the same resources.
+            A function that returns the current workers for the argument None. For a configuration, it returns
+            new workers with the same resources, which have only been set up.
 
         Raises:
             ObjectStoreFullError: a snapshot of the state does not fit into the object store.
         """
-        # If Ctrl-C has ended the workers, new workers start here.
+        # If Ctrl-C has ended the workers, the next line starts new workers.
         self._recovering(lambda: None, what, 0, Effect.NOTHING)
         if self._snapshot is None or self._keeps_nothing():
             states = self._recovering(
@@ -342,7 +342,7 @@ class ElasticWorkerGroup:
         self._recovering(partial(self._save_together, folder), "save", recovery.RETRIES, Effect.NOTHING)
 
     def save_copy(self, folder: Path) -> None:
-        """Copy the state and start a process that writes the checkpoint; without room, write it at once."""
+        """Copy the state and start a process that writes it; if memory is short, write the state at once."""
         if self._group.ended is not None or "background" not in runtime.promises():
             self.save(folder)
             return
@@ -409,14 +409,14 @@ class ElasticWorkerGroup:
                     failures.clear()
                 failures.append(error)
             except BaseException as error:
-                # Workers that stay alive may have run a part of the call, so the snapshot is no longer their
-                # state.
+                # Workers that stay alive may have run a part of the call, so their state may differ from the
+                # snapshot.
                 lives_on = self._group.ended is None
                 if lives_on and effect is not Effect.NOTHING and self._loss(error) is None:
                     self._snapshot = None
                 raise
-            # For a single worker in this process, no snapshots are taken, so none is valid after the first
-            # call.
+            # For a single worker in this process, no snapshots are taken, so no valid snapshot exists after
+            # the first call.
             has_snapshot = self._snapshot is not None and not self._keeps_nothing()
             if not recovery.may_retry(len(failures), max_retries, has_snapshot=has_snapshot):
                 break
@@ -471,7 +471,7 @@ class ElasticWorkerGroup:
                 log.warning("%s", recovery.reform_text(lost_text(loss.how), what))
 
     def _loss(self, error: BaseException) -> NodeDiedError | None:
-        """Return the error for the loss of the session if this loss caused `error`; otherwise None."""
+        """Return the error for the loss of the session if this loss has caused `error`; otherwise None."""
         return self._session.loss() if self._session is not None and isinstance(error, Exception) else None
 
     @contextmanager
@@ -506,7 +506,7 @@ class ElasticWorkerGroup:
     def _take_snapshot(self, *, in_pause: bool = False) -> None:
         """Take a snapshot.
 
-        If the object store has no room, drop the last snapshot, which is out of date except in a pause.
+        If the object store is full, the last snapshot, which is out of date except in a pause, is dropped.
         """
         with self._as_far_as_there_is_room(keep=in_pause):
             self._snapshot = self._new_snapshot()
@@ -514,7 +514,7 @@ class ElasticWorkerGroup:
 
     def _new_snapshot(self) -> Snapshot:
         # A snapshot is not stored in the object store in two cases. With several machines, a stored value is
-        # lost with the worker that stored it. Without other processes, no process would read the value there.
+        # lost with the worker that stored it. Without other processes, no process would read a stored value.
         stored: list[Any] = []
         if {"near", "background"} <= runtime.promises():
             stored = self._group.call("stored_snapshot", in_step=False)
@@ -544,7 +544,7 @@ class ElasticWorkerGroup:
 
     @contextmanager
     def _as_far_as_there_is_room(self, *, keep: bool = False) -> Iterator[None]:
-        """Warn if the state does not fit into the object store; drop the last snapshot unless `keep`."""
+        """Warn if the state does not fit into the object store; unless `keep`, drop the last snapshot."""
         try:
             yield
         except ObjectStoreFullError as error:
@@ -587,7 +587,7 @@ class ElasticWorkerGroup:
             for call in held.repeated:
                 self._call(call)
         except BaseException:
-            # The workers are ended, because the next call would silently continue with untrained workers.
+            # The workers are ended, because their models are not trained, which the next call would not notice.
             self._group.close(force=True, why="they could not load the state")
             raise
 
@@ -631,8 +631,8 @@ class ElasticWorkerGroup:
             return
         if self._snapshot is None:
             self._recovering(self._take_snapshot, "train", 0, Effect.NOTHING)
-        # The new workers' resources are reserved first, because released resources could go to other
-        # programs.
+        # The resources for the new workers are reserved before the old workers end, because other programs
+        # could take released resources.
         if self._snapshot is None or not self._placement.add(size - group.world_size):
             return
         log.warning("%s", recovery.size_text(group.world_size, size, full))

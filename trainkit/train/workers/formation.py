@@ -51,7 +51,8 @@ class GroupFormation(Generic[M]):
         """Form a group of as many workers as fit; they are not set up yet.
 
         Args:
-            again: True if the group replaces a lost group; the same resources are used if they still exist.
+            again: True if the group replaces a lost group. The new group uses the same resources if they
+                still exist.
 
         Raises:
             InfeasibleError: the machine does not have enough resources for the smallest size, even when idle.
@@ -63,12 +64,13 @@ class GroupFormation(Generic[M]):
         timeout_s = options.timeout_s
         if again and self._placement.still_there():
             group = self.group_of(len(self._placement))
-            # Resources may be lost with their machine without the cluster having noticed the loss yet.
+            # The resources may have been lost with their machine, although the cluster has not noticed the
+            # loss yet.
             if group.gathered(recovery.REFORM_WAIT_S if len(sizes) > 1 else timeout_s):
                 return group
             group.close(force=True)
-        # A first group waits without a time limit, but must not wait for resources that this program itself
-        # holds.
+        # The first group waits without a time limit, so it must not wait for resources that this program
+        # itself holds.
         last_s = timeout_s if again else None
         if not again and runtime.get_current_placement_group() is None:
             smallest = [options.bundle] * sizes[-1]

@@ -1,8 +1,9 @@
 """Collection of all workers' results of one call, and of the cause of failures.
 
-If a worker fails in a training step, the other workers wait for it in a collective and fail too. The cause of
-the failures is a dead process or an error in the user's code. An error that only reports a lost worker is
-called a symptom (failure_cause.py). If all errors are symptoms, the cause is the worker that does not answer.
+If a worker fails in a training step, the other workers wait for this worker in a collective, and fail too.
+The cause of the failures is a dead process or an error in the user's code. An error that only reports a lost
+worker is called a symptom (failure_cause.py). If all errors are symptoms, the cause is the worker that does
+not answer.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ GRACE_PERIOD_S = 5.0
 """Seconds to wait for the cause after an error that is only a symptom, and for workers to end cleanly."""
 
 APART_S = 30.0
-"""Seconds to wait for other workers after one raised an error in a call without required communication."""
+"""Seconds to wait for the other workers after a worker raised an error in a call in which workers need not
+communicate.
+"""
 
 TELL_S = 60.0
 """Seconds after which a warning names the workers that the other workers wait for."""
@@ -71,7 +74,8 @@ class GatheredResults:
     _told: bool = field(default=False, init=False)
 
     def collect(self, within_s: float | None = None) -> None:
-        """Wait until all workers have answered, or until a failure means that the rest will not answer.
+        """Wait until all workers have answered, or until a failure means that the other workers will not
+        answer.
 
         Args:
             within_s: seconds after which the other workers are ended; None for no limit.
@@ -93,8 +97,8 @@ class GatheredResults:
                 self._tell()
             if self.at_once and any(not self._is_symptom(error) for error in self.failures.values()):
                 break
-        # With `at_once`, the workers are ended even after all remote answers, because a worker in this
-        # process may still wait.
+        # With `at_once`, the workers are ended even if all remote workers have answered, because a worker in
+        # this process may still wait.
         if self.pending or (self.failures and self.at_once):
             self._end_all()
 
@@ -132,7 +136,7 @@ class GatheredResults:
         return [rank for rank, error in self.failures.items() if self._is_death(error)]
 
     def lost(self) -> list[int]:
-        """Return the ranks of workers that died or do not answer, if this is why the call failed.
+        """Return the ranks of the workers that died or do not answer, if the call failed because of them.
 
         If the cause is unknown, return all failed workers. If the user's code raised an error, return [].
         """
@@ -169,7 +173,8 @@ class GatheredResults:
             verdict.__cause__ = error
         else:
             waited = sorted(set(self.failures) - set(self.late))
-            # If no worker has failed, some workers have answered and the other workers never did.
+            # If no worker has failed, some workers have answered, and the other workers have not answered in
+            # time.
             symptom = self.failures[waited[0]] if waited else None
             verdict = GangError(self._missed(waited, symptom))
             verdict.__cause__ = symptom
@@ -270,7 +275,7 @@ class GatheredResults:
         return self.world_size > 1 and failure_cause.is_symptom(error)
 
     def _is_death(self, error: BaseException) -> bool:
-        # After an error, a single worker in this process still has its model, so it never counts as dead.
+        # A single worker in this process still has its model after an error, so it never counts as dead.
         if self._beside and self.world_size == 1:
             return False
         died = isinstance(error, ActorDiedError) and not isinstance(error, TaskError)

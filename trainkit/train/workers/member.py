@@ -61,7 +61,7 @@ class WorkerSpec(Generic[Options]):
         locality: this worker's position among the workers of its machine.
         rendezvous: the workers' rendezvous address; None for a single worker.
         seed: seed of the random generators, equal on all workers during setup; None leaves them unseeded.
-        page: file of the page by which the trainer asks for a pause; None if the workers can't pause.
+        page: file of the `PausePage` by which the trainer asks for a pause; None if the workers can't pause.
     """
 
     options: Options
@@ -92,7 +92,7 @@ class GroupMember:
         """Return the machine and address of this worker; called if workers may be on several machines.
 
         Args:
-            listens: True opens the store where the workers meet in this process.
+            listens: True opens the workers' rendezvous store in this process.
         """
         self._listener = RendezvousStore(own_address()) if listens else None
         return WorkerAddress(own_node(), None if self._listener is None else self._listener.place)

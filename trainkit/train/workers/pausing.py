@@ -7,7 +7,7 @@
 All workers must pause after the same step. Pauses every n steps need no agreement, because all workers count
 the same steps. All other pauses are decided by worker 0. Worker 0 announces the number of the next step
 before it enters that step's collectives. So each other worker finds the announcement when it has finished the
-step, and no worker needs to ask the others.
+step. No worker needs to ask the other workers.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class _Cell:
 
 
 class PausePage:
-    """Memory that the trainer and its workers on one machine share: a request, and the step of a pause.
+    """Memory that the trainer and its workers on one machine share, with a request for a pause and the step
+    of the pause.
 
     Args:
         path: file of the page; it is made if it is missing.
@@ -97,11 +98,13 @@ class PausePage:
     asked = _Cell(0)
     """1 if the trainer has asked the workers to pause, else 0."""
     step = _Cell(1)
-    """Number of the step after which all workers pause, counted since their start; 0 before the first."""
+    """Number of the step after which all workers pause, counted since their start; 0 before the first
+    pause.
+    """
     ready = _Cell(2)
     """1 while the workers run steps after which they can pause, else 0."""
     stop = _Cell(3)
-    """Number of the call of `StopVote.answer` from which on the answer is True; 0 before a signal."""
+    """Number of the first call of `StopVote.answer` whose answer is True; 0 before a signal."""
     calls = _Cell(4)
     """Largest number of calls of `StopVote.answer` that any worker has made."""
 
@@ -110,8 +113,8 @@ class StopVote:
     """Answers of one worker to the question whether a signal has arrived, equal on all workers.
 
     The first worker that knows of a signal chooses a number of a call of `answer` that no worker has reached
-    yet. From this call on, all workers answer True. So workers need not call `answer` at the same time: on
-    GPUs, a worker's code may run ahead of the other workers by some steps.
+    yet. From this call on, all workers answer True. So workers need not call `answer` at the same time. On
+    GPUs, the code of a worker may run ahead of the other workers by some steps.
 
     Args:
         path: file of the page of the worker's group.
@@ -126,7 +129,7 @@ class StopVote:
         self._pid = os.getpid()
 
     def answer(self, preempted: bool) -> bool:
-        """Return the workers' common answer; called equally often on all workers.
+        """Return the answer, which is equal on all workers. All workers must call this method equally often.
 
         Args:
             preempted: True if this worker knows of a signal.
@@ -192,7 +195,9 @@ class PauseRule:
             self._page.ready = False
 
     def after_step(self, global_step: int) -> bool:
-        """Count a step, and return True if the worker pauses now; called equally often on all workers.
+        """Count a step, and return True if the worker pauses now.
+
+        All workers must call this method equally often.
 
         Args:
             global_step: number of training steps that have run, equal on all workers.
@@ -234,7 +239,7 @@ class PausableCall(Generic[R]):
         return None if result is _PAUSED else cast(R, result)
 
     def is_current(self) -> bool:
-        """Return True if the function runs this code, and not another thread, which can't suspend it."""
+        """Return True if this code runs in the function. Other threads can't suspend the function."""
         return greenlet.getcurrent() is self._greenlet
 
     def pause(self) -> None:

@@ -36,7 +36,9 @@ def allowed_sizes(
 
 
 def fitting(free: Bundle, bundle: Bundle) -> int:
-    """Return how many times `bundle` fits into the resources `free`, as if all were on one machine."""
+    """Return how many times `bundle` fits into the resources `free`, as if all resources were on one
+    machine.
+    """
     asked = {name: round(amount * QUANTUM) for name, amount in bundle.items() if amount > 0}
     if not asked:
         raise ValueError(f"the bundle {bundle} requests no resources: request a positive amount")
@@ -44,12 +46,15 @@ def fitting(free: Bundle, bundle: Bundle) -> int:
 
 
 def larger_size(allowed: Sequence[int], current: int, more: int) -> int | None:
-    """Return the largest allowed number of workers that adding at most `more` workers can reach, or None."""
+    """Return the largest allowed number of workers that can be reached with at most `more` additional
+    workers; None if no allowed number can be reached.
+    """
     return next((size for size in sorted(allowed, reverse=True) if current < size <= current + more), None)
 
 
 def time_to_wait_s(size: int, allowed: Sequence[int], *, full_s: float, last_s: float | None) -> float | None:
-    """Return the seconds to wait for resources for `size` workers before a smaller number is tried.
+    """Return the seconds to wait for resources for `size` workers before a smaller number of workers is
+    tried.
 
     For the largest number of workers, the wait is `full_s`, because resources may soon be free again. For
     numbers in between, the wait is short. For the smallest number, the wait is `last_s`, because no smaller
@@ -61,7 +66,9 @@ def time_to_wait_s(size: int, allowed: Sequence[int], *, full_s: float, last_s: 
 
 
 class WorkerPlacement:
-    """Resource bundles for a trainer's workers, which stay reserved when a worker group replaces another.
+    """Resource bundles for a trainer's workers.
+
+    The bundles stay reserved when a new worker group replaces the previous group.
 
     Args:
         bundle: resources of each worker.
@@ -103,7 +110,7 @@ class WorkerPlacement:
         return self._reserve(workers, AT_ONCE_S) if held is None else held
 
     def more(self) -> int:
-        """Return the number of further bundles that seem to be free, besides the reserved bundles."""
+        """Return the number of further bundles that seem to be free, in addition to the reserved bundles."""
         if (trial := runtime.get_current_placement_group()) is not None:
             return max(0, len(_fitting_bundles(trial.bundle_specs, self._bundle)) - len(self))
         return fitting(runtime.available_resources(), self._bundle)
@@ -114,7 +121,7 @@ class WorkerPlacement:
             there = all(
                 group.wait(AT_ONCE_S) for group in {id(group): group for group, _ in self._places}.values()
             )
-        except ConfigError:  # A group was removed, because another program needed it.
+        except ConfigError:  # The group was removed, because another program needed its resources.
             there = False
         if not there:
             self.give_back()
@@ -126,7 +133,10 @@ class WorkerPlacement:
         self._places, self._own = [], 0
 
     def _take_of_trial(self, workers: int) -> bool | None:
-        """Use `workers` bundles of the trial; return False if it lacks them, None outside of a trial."""
+        """Use `workers` bundles of the trial.
+
+        Return False if the trial has too few bundles, None outside of a trial.
+        """
         if (trial := runtime.get_current_placement_group()) is None:
             return None
         bundles = bundles_of_trial(trial.bundle_specs, self._bundle, workers)
@@ -152,7 +162,8 @@ def _give_back(group: PlacementGroup) -> None:
 
 
 def bundles_of_trial(specs: Sequence[Bundle], needs: Bundle, workers: int) -> list[int] | None:
-    """Return the indices of a trial's bundles for its workers; None if it has too few fitting bundles.
+    """Return the indices of a trial's bundles for its workers; None if too few bundles of the trial are large
+    enough.
 
     Args:
         specs: resources of the trial's bundles; the last bundles are used, because the first bundle belongs

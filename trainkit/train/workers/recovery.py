@@ -1,4 +1,6 @@
-"""Rules about retries after workers were lost, as functions without side effects, and messages."""
+"""Rules for retries after workers were lost, as functions without side effects, and messages about lost
+workers.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ class Effect(Enum):
     NOTHING = "nothing"
     """The call only reads the state, so the snapshot stays valid."""
     SMALL = "small"
-    """The call may change only generators, schedulers, rates and the operator's state, which are saved again.
+    """The call may change only generators, schedulers, rates and the operator's state, which are saved
+    again.
     """
     REPEATABLE = "repeatable"
     """The call has the same effect on a restored state, so it is recorded, and repeated after a restore."""
@@ -65,10 +68,11 @@ class Snapshot:
 
     Attributes:
         states: state of each worker, by rank; None means the state after setup.
-        stored: references to these states in the object store, by rank; [] if no session has them there.
-        small: later values of the state that validation and prediction may change, by rank; None if neither
-            has run.
-        repeated: later calls, which are repeated after the state is restored.
+        stored: references to these states in the object store, by rank; [] if the states are not in the
+            object store.
+        small: later values of the part of the state that validation and prediction may change, by rank; None
+            if neither has run.
+        repeated: calls that were made after the snapshot, and that are repeated after the state is restored.
     """
 
     states: list[Any] | None = None
@@ -131,8 +135,8 @@ def lost_session_text(
         lost: text that says how the session was lost.
         method: name of the running method.
         ended_by: the user who ended the session with `trainkit stop`; "" if no user did.
-        in_a_row: how many times in a row `method` has lost its session, if that is why the workers are not
-            replaced; then 4 or more.
+        in_a_row: how many times in a row `method` has lost its session, if the workers are not replaced for
+            this reason; the number is then 4 or more.
         has_snapshot: True if the workers' state before the call can be restored.
     """
     if ended_by:
@@ -163,7 +167,9 @@ def size_text(before: int, now: int, full: int) -> str:
 
 
 def waiting_save_text(path: Path, why: str) -> str:
-    """Return the log line for `save(path, wait=False)` without memory for a copy of the state."""
+    """Return the log line for a call `save(path, wait=False)` for which no memory is left to copy the
+    state.
+    """
     return (
         f"save({str(path)!r}, wait=False) waits until the checkpoint is written, because a copy of the state "
         f"does not fit into the object store: raise object_store_memory in trainkit.init() ({why})"
@@ -171,7 +177,9 @@ def waiting_save_text(path: Path, why: str) -> str:
 
 
 def no_room_text(fewest: int, timeout_s: float) -> str:
-    """Return the error message for a trainer without resources for its smallest worker group."""
+    """Return the error message for a trainer that does not get the resources for its smallest worker
+    group.
+    """
     workers = "1 worker" if fewest == 1 else f"{fewest} workers"
     return (
         f"the resources for {workers} were not free within timeout_s={timeout_s:g}: "

@@ -133,13 +133,14 @@ class Worker(GroupMember):
         name = options.training_operator_cls.__name__
         self._metered(spec, name).models.update(self._operator._registered.models)
         if self._strategy.data.rank > 0:
-            # With equal seeds all workers would drop the same units and use the same augmentations. The first
-            # worker keeps the seed, so that it has the same random numbers as training without trainkit.
-            # Workers that hold one model together need equal seeds.
+            # If all workers had the same seed, they would drop the same units and use the same augmentations.
+            # So only workers that hold one model together have equal seeds. The first worker keeps the seed,
+            # so that it has the same random numbers as training without trainkit.
             seed_generators(torch.initial_seed() + self._strategy.data.rank)
         alone = options.num_workers == 1
         if alone or options.wrap_ddp:
-            # Workers whose GPUs run behind reach a step at different times, so they can't agree on a step.
+            # The code of workers with GPUs runs ahead of the GPUs, and reaches a step at different times, so
+            # these workers can't agree on a step.
             agree = alone or devices[0].type == "cpu"
             page = PausePage(spec.page) if spec.page is not None and agree else None
             self._rule = PauseRule(page, spec.rank, options.num_workers)
@@ -171,7 +172,7 @@ class Worker(GroupMember):
             info: dictionary that is passed to the operator's `train_epoch`.
             profile: True measures durations.
             dataset: data to train on instead of the registered loader; see `TorchTrainer.train`.
-            plan: when to pause; None trains without a pause.
+            plan: plan of pauses; None trains without a pause.
         """
         self._abandon()
         if dataset is not None:
@@ -203,14 +204,14 @@ class Worker(GroupMember):
         operator, feed = self._operator, self._operator._train_feed
         if self._running is None or self._rule is None or feed is None or not self._running.is_current():
             return
-        # A user's own loop that reads batches in advance has not trained on all batches that it has taken.
+        # If a user's own loop reads batches in advance, it has not trained on all batches that it has taken.
         counts = done is not None and operator.global_step - self._uncounted_steps == done
         if self._has_own_loop:
             counts = self._own_loop_counts(counts, self._rule, added=done is not None)
         if not counts or done is None:
             return
-        # Each worker counts the same steps, which are the steps after which the state and the position are
-        # complete.
+        # Only steps after which the state and the position are complete are counted. So each worker counts
+        # the same steps.
         complete = operator._stepper.is_complete() and feed.is_exact(done)
         if complete and self._rule.after_step(operator.global_step):
             feed.done = done
@@ -330,7 +331,8 @@ class Worker(GroupMember):
 
     def snapshot(self) -> WorkerState:
         """Return this worker's part of a snapshot."""
-        # A copy is only needed in the trainer's process, because sending a snapshot to it copies anyway.
+        # A copy is only needed if the worker is in the trainer's process. A snapshot from another process is
+        # copied when it is sent.
         return self._snapshot(copy=self._in_driver)
 
     def stored_snapshot(self) -> ObjectRef[WorkerState]:
@@ -365,12 +367,12 @@ class Worker(GroupMember):
         return SmallState(held[0], self.own_state(), *held[1:])
 
     def restore(self, states: Sequence[WorkerState] | None, small: Sequence[SmallState] | None) -> None:
-        """Load a snapshot, taken by this or an earlier worker group.
+        """Load a snapshot that this worker group or an earlier worker group has taken.
 
         Args:
             states: parts of the snapshot of all workers, by rank; None keeps the state after setup.
-            small: state of all workers that may have changed after the snapshot, by rank; None if nothing has
-                changed.
+            small: part of the state that may have changed after the snapshot, of all workers, by rank; None
+                if nothing has changed.
         """
         since: dict[str, Any] = {}
         if small is not None:
@@ -398,7 +400,9 @@ class Worker(GroupMember):
         self._take_over(cpu_copy(state), "the state")
 
     def save(self, path: Path, workers: Sequence[Mapping[str, Any]]) -> None:
-        """Write a checkpoint; called on all workers if the strategy shards the state, else on the first.
+        """Write a checkpoint.
+
+        This method is called on all workers if the strategy shards the state, else only on the first worker.
 
         Args:
             path: folder of the checkpoint.
@@ -436,7 +440,10 @@ class Worker(GroupMember):
     def _epoch_batches(
         self, feed: Feed | None, what: str, num_steps: int | None, info: Mapping[str, Any], profile: bool
     ) -> Iterator[EpochBatches]:
-        """Yield an epoch's batches and measure times; add the step's number to errors about lost workers."""
+        """Yield the batches of an epoch and measure times.
+
+        Errors about lost workers get the number of the step.
+        """
         timers, group = self._operator.timers, self._strategy.group
         timers.switch(profile)
         if feed is None:
@@ -563,5 +570,6 @@ class Worker(GroupMember):
             if own is not None and name in own["data"]:
                 feed.load_state(own["data"][name])
             elif workers and "position" in (first := workers[0]["data"].get(name, {})):
-                # A worker without a predecessor shares the samples from the same position.
+                # A worker that continues no earlier worker takes its share of the samples from the same
+                # position.
                 feed.load_state({"position": {**first["position"], "generators": {}}})

@@ -1,4 +1,6 @@
-"""Workers that train together: they start together, are called together, and end at the first failure.
+"""Workers that train together.
+
+All workers of a group start together, are called together, and end at the first failure.
 
 TorchTrainer ──▶ ElasticWorkerGroup ──▶ WorkerGroup ──▶ worker 0      an actor, or in this process (use_local)
                                                     ──▶ worker 1 ...  actors, each in its bundle
@@ -41,7 +43,7 @@ _label: ContextVar[str] = ContextVar("label of a trainer's workers", default="tr
 
 @contextlib.contextmanager
 def worker_labels(trial: str) -> Iterator[None]:
-    """Begin the names of workers with the trial's name, for trainers that are made inside the block."""
+    """Let the names of workers begin with the trial's name, for trainers that are made inside the block."""
     token = _label.set(f"{trial} train-worker")
     try:
         yield
@@ -73,8 +75,8 @@ class WorkerGroup(Generic[M]):
         started: True after the workers have been set up.
         data: kinds of data that the operators have registered, "train" or "validation"; empty before the
             start.
-        asked: name of the trainer's method that the user called, for messages.
-        paused: True if the workers have finished their step after Ctrl-C or SIGTERM, and wait.
+        asked: name of the trainer's method that the user has called, for messages.
+        paused: True if the workers wait because they have finished their step after Ctrl-C or SIGTERM.
         can_stop: True if Ctrl-C is passed on to the workers, so that their code can clean up.
         is_end: function that returns True for an error that is the expected end of a worker, such as its exit
             after a script.
@@ -99,15 +101,15 @@ class WorkerGroup(Generic[M]):
         self._page: PausePage | None = None
         weakref.finalize(self, self._held.close).atexit = False
         if self._local is not None:
-            # If the trainer is deleted without a shutdown, this process must still leave the process group,
-            # because it could not join the next trainer's group otherwise.
+            # If the trainer is deleted without a shutdown, this process must still leave the process group.
+            # Otherwise, it could not join the next trainer's group.
             self._held.callback(self._local.leave)
         actor = runtime.remote(member)
         more = {name: amount for name, amount in options.bundle.items() if name not in ("CPU", "GPU")}
         for rank in remote_ranks(options):
             group, bundle = placement[rank]
             self._handles[rank] = actor.options(
-                # On several machines, ranks are not known yet.
+                # The names have no ranks on several machines, because ranks are not known yet.
                 label=f"{label}-{rank}" if on_one_machine() else label,
                 num_cpus=options.bundle.get("CPU", 0),
                 num_gpus=options.bundle.get("GPU", 0),
@@ -144,7 +146,8 @@ class WorkerGroup(Generic[M]):
         self.started = True
 
     def _make_page(self) -> Path | None:
-        # A worker in the trainer's own process is interrupted by the signal that should make it pause.
+        # A worker in the trainer's own process can't pause, because the signal that should make it pause
+        # interrupts it.
         if self._local is not None or not {"near", "isolation"} <= runtime.promises():
             return None
         path = runtime.scratch_dir() / f"pauses-{secrets.token_hex(8)}"
@@ -162,8 +165,8 @@ class WorkerGroup(Generic[M]):
             **how: `in_step` (default True): the workers communicate in the call, and a failure ends all
                 workers immediately; if `in_step` is False, the workers stay alive if all have answered.
                 `alike` (default False): the call changes state that must be equal on all workers. After a
-                failure the workers then stay alive only if all failed. `pausable` (default False): the
-                workers can pause in the call. At Ctrl-C and SIGTERM they finish their step.
+                failure of such a call, the workers stay alive only if all of them failed. `pausable` (default
+                False): the workers can pause in the call. At Ctrl-C and SIGTERM, they finish their step.
 
         Raises:
             GangError: a worker's process died, or workers did not reach each other.
@@ -222,8 +225,9 @@ class WorkerGroup(Generic[M]):
             is_end=self.is_end,
         )
         try:
-            # A signal takes effect when all workers have received the call, because a worker that received it
-            # alone would wait for the others in a collective. Without other processes, sending runs the call.
+            # A signal takes effect when all workers have received the call, because if only some workers
+            # received the call, they would wait for the other workers in a collective. On an engine without
+            # other processes, the call runs when it is sent.
             waits = bool(self._handles) and "isolation" in runtime.promises()
             with InterruptGuard() if waits else contextlib.nullcontext():
                 for rank, handle in self._handles.items():
@@ -245,8 +249,8 @@ class WorkerGroup(Generic[M]):
             if self._handles and not mistaken:
                 if self.can_stop and not isinstance(error, Exception):
                     self._stop_calls(calls)
-                # The workers are ended, because otherwise they would continue the interrupted call and delay
-                # the next one.
+                # The workers are ended, because they would otherwise continue the interrupted call and delay
+                # the next call.
                 self._end(f"{self.asked}() was interrupted by {type(error).__name__}")
             raise
         if outcome.failed:
@@ -259,8 +263,8 @@ class WorkerGroup(Generic[M]):
             try:
                 raise verdict
             finally:
-                # The error refers to stack frames with the batch. If these frames referred to the error, the
-                # cycle would keep the batch in memory.
+                # The error refers to stack frames that contain the batch. If these frames also referred to
+                # the error, the reference cycle would keep the batch in memory.
                 outcome.failures.clear()
                 del verdict
         return [outcome.results[rank] for rank in sorted(args)]
@@ -298,8 +302,8 @@ class WorkerGroup(Generic[M]):
             self._local.stop()
         if not self._handles or not runtime.is_initialized():
             return
-        # Workers are ended cleanly here, so that other workers log no errors and the user's code can finish.
-        # `_end` kills workers that take too long.
+        # Workers are asked to end cleanly, so that other workers log no errors and the user's code can
+        # finish. `_end` kills workers that take too long.
         for handle in self._handles.values():
             handle.stop.remote()
         ends = [handle.exit.remote() for handle in self._handles.values()]
@@ -310,7 +314,8 @@ class WorkerGroup(Generic[M]):
             self.ended = why
         self._kill()
         self._handles = {}
-        # Resources are released now, because the caller may keep this object while it makes a new trainer.
+        # The resources are released at once, because the caller may keep this object while it makes a new
+        # trainer.
         self._held.close()
 
     def _kill(self) -> None:
