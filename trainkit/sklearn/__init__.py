@@ -7,8 +7,8 @@ from typing import Any
 from trainkit.lazy import from_stub
 from trainkit.tune.core.checks import load
 
-# The names are loaded on first use, because scikit-learn is optional and a worker needs only the module that
-# evaluates candidates.
+# Names are loaded on first use, because scikit-learn is optional, and because a worker needs only the module
+# that evaluates candidates.
 _get, __dir__, __all__ = from_stub(__name__)
 
 

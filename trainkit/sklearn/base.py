@@ -57,7 +57,7 @@ NO_FITS = "No fits were performed. Was the CV iterator empty? Were there no cand
 
 def _refitted_with(method: str) -> Any:
     def check(search: Any) -> bool:
-        getattr(search.best_estimator_, method)  # raises an AttributeError that names the method
+        getattr(search.best_estimator_, method)  # this line raises an AttributeError that names the method
         return True
 
     return check
@@ -98,7 +98,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     the results of previous candidates. Each call of `evaluate_candidates` is a separate experiment.
     """
 
-    # These are the values for subclasses whose constructor lacks these arguments, such as the halving
+    # The following values apply to subclasses whose constructor lacks these arguments, such as the halving
     # searches.
     early_stopping: Any = None
     local_dir: Any = None
@@ -129,14 +129,18 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         "mode": "no_validation",
         "pre_dispatch": [Integral, str, None],
     }
-    # `fit` itself uses these arguments, so metadata routing in an enclosing search must not offer them.
+    # `fit` itself uses the following arguments, so metadata routing in an enclosing search must not offer
+    # them.
     __metadata_request__fit: ClassVar[dict[str, str]] = {"groups": UNUSED, "tune_params": UNUSED}
 
     _space_argument: ClassVar[str] = "param_grid"
     """Name of the constructor's argument that gives the parameter space."""
 
     def _keep(self, arguments: Mapping[str, Any]) -> None:
-        """Set the constructor's arguments as attributes; scikit-learn allows a constructor no other work."""
+        """Set the constructor's arguments as attributes.
+
+        By the rules of scikit-learn, a constructor does nothing else.
+        """
         self.__dict__.update({name: value for name, value in arguments.items() if name != "self"})
 
     def _search(self) -> CandidateSource | None:
@@ -235,7 +239,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         if self.refit:
             try:
                 self._refit(task, stopping, candidates[self.best_index_], tasks)
-            except BaseException:  # a second `fit` will repeat only this step
+            except BaseException:  # if the fit on all data fails, a second `fit` repeats only this step
                 self._unfinished = found.unfinished
                 raise
         for each in evaluated.rounds:
@@ -264,7 +268,9 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     # --- parts of fit -----------------------------------------------------------------------------
 
     def _require_mode(self, scorers: Any, refit_metric: Any) -> None:
-        """Raise ConfigError if `mode` is unknown, or is "min" and `refit` names none of several scorers."""
+        """Raise ConfigError if `mode` is unknown, or if `mode` is "min" although there are several scorers
+        and `refit` does not name one of them.
+        """
         if self.mode not in (None, "max", "min"):
             raise ConfigError(f"mode must be 'max', 'min', or None for 'max', not {self.mode!r}")
         if self.mode == "min" and isinstance(scorers, MultimetricScorer):
@@ -372,7 +378,9 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         return stopping
 
     def _is_watched(self, tune_params: Mapping[str, Any]) -> bool:
-        """Return True if anything besides the scheduler reads the candidates' reports or ends candidates."""
+        """Return True if an object other than the scheduler reads the candidates' reports or ends
+        candidates.
+        """
         asked = {"stop", "callbacks", "progress_reporter", "time_budget_s", "default_loggers"}
         own = (self.stopper, self.time_budget_s, self.loggers)
         return any(each is not None for each in own) or not asked.isdisjoint(tune_params)
@@ -381,7 +389,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         return self.early_stopping
 
     def _announced(self, total: int | None) -> int | None:
-        """Return the number of fits, and print it if `verbose`; None if the number is unknown."""
+        """Return the number of fits; None if it is unknown. If `verbose` is set, print the number."""
         if total is None:
             return None
         if total == 0:
@@ -434,8 +442,8 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         self._require_refit_metric(found.candidates)
         error = error_to_raise(found.candidates, self.error_score, by_portions=stopping is not None)
         if error is not None:
-            # The error's traceback references this frame, and `found` contains the error. Deleting both names
-            # lets Python free the error and X.
+            # The error's traceback refers to this frame, and `found` contains the error. When both names are
+            # deleted, Python can free the error and X.
             del found
             try:
                 raise error
@@ -463,8 +471,8 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         if self.refit or not self.multimetric_:
             self.best_index_ = self._select_best_index(self.refit, refit_metric, results)
             if by_portions and self.resource is not None and not callable(self.refit):
-                # Only the candidates with the most samples are compared, as in halving searches, because a
-                # score on few samples predicts little about all samples.
+                # As in halving searches, only the candidates with the most samples are compared, because a
+                # score on few samples says little about the score on all samples.
                 reached = results["training_iteration"]
                 furthest = np.flatnonzero(reached == reached.max())
                 self.best_index_ = furthest[results[f"rank_test_{refit_metric}"][furthest].argmin()]
@@ -514,7 +522,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     def _refit(
         self, task: EvaluationTask, stopping: EarlyStopping | None, best: CandidateResult, tasks: FitCallbacks
     ) -> None:
-        """Fit the best candidate on all data; if this fit fails, the search results stay set."""
+        """Fit the best candidate on all data; if this fit fails, the results of the search stay set."""
         # The parameters may be estimators, so they are cloned too.
         fitted = clone(task.estimator).set_params(**clone(self.best_params_, safe=False))
         started = SYSTEM.monotonic()

@@ -5,7 +5,7 @@ A space may be written in the form of scikit-learn, tune-sklearn, scipy, hyperop
     {"kernel": ["rbf", "poly"], "C": loguniform(1e-3, 1e3), "degree": (2, 5), "gamma": tune.uniform(0, 1)}
 
 scikit-learn's `ParameterSampler` accepts lists and distributions. Searchers that learn from scores accept
-domains of the tuner.
+domains of the tuner. This module translates spaces for both.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ from trainkit.tune.space.tree import holds_leaf
 
 PRIORS = ("uniform", "log-uniform")
 MAX_LISTED = 10_000
-"""Maximum number of values for which a domain becomes a list; from lists, scikit-learn repeats no
-candidate."""
+"""Maximum number of values of a domain that is replaced by a list.
+
+If all parameters have lists, scikit-learn repeats no candidate.
+"""
 
 
 class DomainDistribution:
@@ -239,7 +241,8 @@ def _of_scipy(given: Any) -> Domain:
     from scipy import stats  # type: ignore[import-untyped]
 
     kind = type(getattr(given, "dist", None))
-    # A scipy distribution's methods return its bounds even if it was created with a location, scale or shape.
+    # The bounds are read by methods of the scipy distribution, which are correct even if it was created with
+    # a location, scale or shape.
     if kind is type(stats.uniform):
         low, high = map(float, given.support())
         return Float(low, high)
@@ -306,7 +309,9 @@ class CandidateList(Searcher):
         self._next = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return a copy with the same candidate objects, because `best_params_` must have these objects."""
+        """Return a copy of the list with the same candidate objects, because `best_params_` must contain
+        these objects.
+        """
         other = type(self)(self.candidates)
         other._next = self._next
         return other
@@ -385,7 +390,7 @@ def search_of(
         distributions: the space in the user's form.
         n_trials: number of candidates.
         random_state: scikit-learn's argument. Each search advances a `RandomState`, so that the next search
-            differs.
+            draws different candidates.
         arguments: arguments of the searcher's constructor.
 
     Raises:
@@ -444,7 +449,8 @@ def _random(distributions: Any, n_trials: int, random_state: Any) -> CandidateSo
         space = for_searcher(distributions)
         return CandidateSource(BasicVariantGenerator(), space, n_trials, False, seed_of(random_state))
     sampler = ParameterSampler(for_sampler(distributions), n_trials, random_state=random_state)
-    # `list` draws all candidates now, which advances the random generator exactly as RandomizedSearchCV does.
+    # `list` draws all candidates at once, which advances the random generator exactly as in
+    # RandomizedSearchCV.
     seed = random_state if isinstance(random_state, numbers.Integral) else None
     return CandidateSource(CandidateList(list(sampler)), None, -1, False, None if seed is None else int(seed))
 

@@ -50,11 +50,11 @@ class EarlyStopping:
         mutated = getattr(self.scheduler.deciding, "hyperparam_mutations", None) or {}
         names = {*searched, *mutated}
         if self.portions.of_samples or _decides(estimator, names, last_step=self.portions.last_step):
-            return  # each candidate's trial checks its own estimator
+            return  # if candidates change the estimator, each candidate's trial checks its own estimator
         self.portions.begin(clone(estimator), searched=names)
 
     def require_divisible(self, splits: Iterable[tuple[Any, Any]], classes: int) -> None:
-        """Check that all folds have enough training samples, if each portion is a fit on more samples.
+        """Check that all folds have enough training samples, where each portion is a fit on more samples.
 
         Args:
             splits: training and test samples of each fold.
@@ -124,15 +124,15 @@ def early_stopping_of(
     """Return the early stopping for these arguments of a search; None if candidates are fitted completely.
 
     Args:
-        early_stopping: None or False: no early stopping. True: ASHA with promotion, which trains one
-            candidate to the end. `early_stopping` may also be a scheduler or a scheduler's name.
+        early_stopping: None or False means no early stopping. True means ASHA with promotion, which trains
+            one candidate to the end. The argument may also be a scheduler or the name of a scheduler.
         max_iters: number of portions of a complete training.
         metric: metric that compares candidates; None if the metric is unknown and not needed.
         mode: "max" or "min".
         last_step: True if only the last step of a pipeline is trained in portions.
         searched: names of the parameters that differ between candidates.
-        watched: True if a stopper, a time budget or a callback needs a report of each portion. If False, and
-            with early_stopping=True, candidates report only at rungs and after the last portion.
+        watched: True if a stopper, a time budget or a callback needs a report of each portion. If `watched`
+            is False and early_stopping=True, candidates report only at rungs and after the last portion.
         of_samples: True if each portion is a new fit on more samples.
 
     Raises:
@@ -190,7 +190,7 @@ def _scheduler_of(early_stopping: Any, max_iters: int, searched: Collection[str]
 
 
 def _instead(name: str, max_iters: int, searched: Collection[str]) -> str:
-    """Return advice for a user who named a scheduler that needs further arguments."""
+    """Return advice for a user whose named scheduler needs further arguments."""
     parameter = min(searched, default="alpha")
     changes = {
         "PopulationBasedTraining": f"hyperparam_mutations={{{parameter!r}: tune.loguniform(1e-4, 1.0)}}",
@@ -233,7 +233,8 @@ def require_goal(part: Any, name: str, metric: str | None, mode: str) -> None:
     """Raise ConfigError if a scheduler or searcher has a different metric or mode than the search.
 
     Args:
-        part: scheduler or searcher; its `metric` and `mode` may be None, to accept the search's.
+        part: scheduler or searcher. If its `metric` and `mode` are None, it accepts the metric and mode of
+            the search.
         name: class name of `part`.
         metric: metric of the search.
         mode: mode of the search.

@@ -44,7 +44,10 @@ from trainkit.tune.store.writer import ExperimentStore
 from trainkit.tune.sync.storage import new_place
 
 FoldPriority = tuple[int, int, int]
-"""Number of a candidate's block, of its next fold, and of the candidate; the lowest is evaluated first."""
+"""Numbers of a candidate's block, of its next fold, and of the candidate.
+
+The fold with the lowest priority number is evaluated first.
+"""
 
 
 def fold_priority(place: int, folds_done: int, block: int) -> FoldPriority:
@@ -172,7 +175,7 @@ class SearchResult:
         return self.ended_by in (INTERRUPTED, BY_SIGTERM)
 
     def finish(self) -> None:
-        """Mark the search as complete, so that the next search with this name starts from the beginning."""
+        """Mark the search as complete. The next search with the same name then starts from the beginning."""
         if self.task.digest:
             with contextlib.closing(ExperimentStore.open(Path(self.grid.experiment_path))) as store:
                 store.set_fact(MORE_TO_COME, False)
@@ -181,7 +184,7 @@ class SearchResult:
     def unfinished(self) -> PartialSearch | None:
         """Outcomes that the next `fit` on the same data can reuse, or None.
 
-        Reading this is slow, as the task is hashed.
+        Reading this property is slow, because the task is hashed.
         """
         known = known_of((each.result.metrics or {} for each in self.candidates), len(self.task.splits))
         return PartialSearch(self.task.digest or self.task.digested(), known) if known else None
@@ -206,8 +209,8 @@ def evaluate(
     """Evaluate all candidates as trials, in a new session if no session is running.
 
     Args:
-        trainable: trainable that makes its reports by `report_of`; bound to resources and to a parameter
-            `task`.
+        trainable: trainable that makes its reports by `report_of`. It is bound to resources and to a
+            parameter `task`.
         space: search space; None if the searcher has its own space.
         tune: settings of the tuner.
         run: settings of the run; an experiment without a name or a path is kept in memory.
@@ -230,7 +233,7 @@ def evaluate(
         if first is not None:
             task = stack.enter_context(_with_first_folds(task, first, cpus, tune.max_concurrent_trials))
         if first is not None and not first.left:
-            # This folder is never created. Its random name makes sure that no other program has a folder of
+            # This folder is never created. Its name is random, so that no other program has a folder with
             # this name, which could contain commands.
             folder: Path | None = Path(tempfile.gettempdir(), f"trainkit-sklearn-{secrets.token_hex(8)}")
             bound = replace(with_parameters(trainable, task=task), here=True)
@@ -338,7 +341,9 @@ def session_for(estimator: Any, cpus: int | None) -> Iterator[None]:
 def _first_folds(
     trainable: Bound, task: EvaluationTask, tune: TuneConfig, run: RunConfig
 ) -> FirstFolds | None:
-    """Return the folds that this process itself evaluates first; None if the search does not allow this."""
+    """Return the folds that this process evaluates before workers are ready; None if the search does not
+    allow this.
+    """
     searcher, current = tune.search_alg, session.running()
     listed = searcher.candidates if isinstance(searcher, CandidateList) else ()
     asked = {name: amount for name, amount in trainable.request({}).required_resources.items() if amount}
@@ -366,7 +371,9 @@ def _is_there() -> None:
 def _with_first_folds(
     task: EvaluationTask, first: FirstFolds, cpus: int | None, limit: int | None
 ) -> Iterator[EvaluationTask]:
-    """Evaluate folds in this process while this is faster than workers; yield the task with the outcomes."""
+    """Evaluate folds in this process as long as this is faster than to wait for workers; yield the task with
+    the outcomes.
+    """
     workers = min(cpus or os.cpu_count() or 1, limit or math.inf)
     with contextlib.ExitStack() as stack:
         around = stack.enter_context(contextlib.ExitStack())
@@ -377,13 +384,13 @@ def _with_first_folds(
             if not there:
                 begun = api.remote(_is_there).remote()
                 while first.left and not api.wait([begun], timeout=LOOK_S)[0]:
-                    # A thread evaluates folds during this wait. If all folds finish first, the search need
-                    # not wait for workers.
+                    # A thread evaluates folds while this thread waits for workers. If all folds are finished
+                    # before a worker is ready, the search need not wait for workers.
                     continue
                 first.suffice(int(workers), there=True)
         if first.stop():
-            # The current fold has ended, so its context `around` can close now. A fold that still runs is
-            # waited for at the end of the search, when the stack closes `around`.
+            # If the current fold has ended, the context `around` can close now. Otherwise the stack closes
+            # `around` at the end of the search, which waits for the fold.
             around.close()
         yield replace(task, known={key: list(outcomes) for key, outcomes in first.known.items()})
 
@@ -423,7 +430,7 @@ def _with_shared_copies(
 AHEAD = 2
 """Number of candidates or folds that are started for each running candidate or fold.
 
-A free process thus finds its next fold at once.
+Because of these additional folds, a free process finds its next fold at once.
 """
 
 FEW = 20
@@ -447,7 +454,8 @@ def _in_tasks(
         return replace(bound, ahead=1), tune
     fit, folds = _fit(bound), len(task.splits)
     limit = tune.max_concurrent_trials or fit
-    # More candidates are started than can run only if resources, not the user's limit, restrict their number.
+    # More candidates are started than can run at once, but only if their number is limited by resources and
+    # not by the user.
     if fit <= limit:
         parts = max(1, min(folds, AHEAD * fit, math.ceil(FEW * (fit - 1) / task.candidates)))
         return replace(bound, ahead=AHEAD, parts=parts), replace(tune, max_concurrent_trials=None)
@@ -468,7 +476,7 @@ def _at_once(bound: Bound, tune: TuneConfig) -> int:
 
 def _fit(bound: Bound) -> int:
     """Return the number of candidates that fit into the resources of the current session."""
-    # The resources are known in this process, even if the session's node has just died.
+    # The resources are read in this process, which knows them even if the session's node has just died.
     there = session.engine().cluster_resources()
     asked = {name: amount for name, amount in bound.request({}).required_resources.items() if amount}
     return min(int(there.get(name, 0.0) / amount) for name, amount in (asked or {"CPU": 1.0}).items())
@@ -480,8 +488,8 @@ def _temporary_folder(run: RunConfig) -> Iterator[Path | None]:
     if run.name or run.storage_path:
         yield None
         return
-    # Checkpoints of large models may not fit into the session's folder, so the trials' files get a different
-    # folder.
+    # The trials' files are not in the session's folder, because checkpoints of large models may not fit into
+    # it.
     made = tempfile.TemporaryDirectory(prefix="trainkit-sklearn-")
     with api.linked(Path(made.name)), made:
         yield Path(made.name, "search")
@@ -510,7 +518,7 @@ def comparable_candidates(
     """
     complete, cut_off = complete_candidates(found.candidates, task, by_portions=by_portions)
     if found.ended_by is not None and task.candidates is not None:
-        cut_off = max(cut_off, task.candidates - len(complete))  # some candidates did not even start
+        cut_off = max(cut_off, task.candidates - len(complete))  # some candidates have not even started
     if not complete and not may_be_none and found.interrupted:
         raise KeyboardInterrupt
     why = "" if found.ended_by is None else found.ended_by.why
@@ -545,7 +553,7 @@ def error_to_raise(
             cause = error.cause
             cause.__cause__ = RemoteTraceback(error.remote_traceback)
             return cause
-        # These errors come from stop rules in the driver, for example from a rule about a value that is not
+        # Stop rules in the driver raise the following errors, for example a rule about a value that is not
         # reported.
         if isinstance(error, MetricError) or type(error) is TrialError:
             return error
@@ -570,7 +578,7 @@ def _position_of(candidate: CandidateResult, *, by_portions: bool) -> str:
 def warn_if_few(found: SearchResult, search: CandidateSource) -> None:
     """Warn if the searcher suggested fewer candidates than requested.
 
-    For a random search, scikit-learn's own `ParameterSampler` warns.
+    For a random search, scikit-learn's own `ParameterSampler` issues the warning.
     """
     given, asked = len(found.candidates), search.num_samples
     if found.ended_by is None and given < asked:

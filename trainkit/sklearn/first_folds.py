@@ -23,10 +23,10 @@ from trainkit.sklearn.trials import EvaluationTask, writable_copy
 from trainkit.tune.core.seeds import trial_seed
 
 MOST_CANDIDATES = 100
-"""Maximum number of candidates of a search whose first folds this process itself evaluates."""
+"""Maximum number of candidates of a search for which this process evaluates the first folds itself."""
 
 MOST_S = 1.0
-"""Seconds of remaining work above which running workers always take over."""
+"""Seconds of remaining work above which workers that are running always take over."""
 
 START_AFTER_S = 0.5
 """Maximum seconds of work, finished and remaining, that this process does without starting a session."""
@@ -48,7 +48,7 @@ def worth_starting(spent_s: float, first_s: float, folds_done: int, folds_left: 
     """Return True if this process should start workers while it evaluates folds itself.
 
     The estimate leaves out the first fold, because the first fold also loads libraries. The start of workers
-    occupies a CPU for a second or two, and a fit on all CPUs is several times slower in that time.
+    occupies a CPU for a second or two. During these seconds, a fit on all CPUs is several times slower.
 
     Args:
         spent_s: seconds for the finished folds and the current fold.
@@ -87,7 +87,7 @@ class FirstFolds:
     """Folds that this process itself evaluates, in order, in a thread that may be abandoned.
 
     Only one search of a process evaluates folds at a time, because all threads share the global random
-    generators. A second search leaves all of its folds to workers in the meantime.
+    generators. While one search does so, a second search leaves all of its folds to workers.
 
     Scores equal the workers' scores, because libraries use one thread, and the global random generators are
     seeded equally. The generators' states are restored afterwards.
@@ -152,7 +152,8 @@ class FirstFolds:
         finally:
             self._put_back.set()
             if self._thread.ident is None:
-                # The thread never started. A started thread releases the lock itself after its last fold.
+                # If the thread never started, the lock is released by the next line. A started thread
+                # releases the lock itself after its last fold.
                 self.in_use.release()
             elif self._ended.is_set():
                 self._thread.join()
@@ -180,8 +181,8 @@ class FirstFolds:
         """
         spent_s, least_s = 0.0, FIRST_LOOK_S if there else LOOK_S
         while self.left and not self._ended.wait(max(least_s, spent_s)):
-            # The unfinished fold counts with its time so far, which is a lower bound. The first fold may take
-            # some milliseconds to load libraries.
+            # The time of the unfinished fold so far is a lower bound for its duration. The first fold may
+            # need some additional milliseconds to load libraries.
             spent_s = self._spent_s()
             fold_s = (spent_s - self._first_s) / self._done if self._done else spent_s - LOOK_S / 2
             if there and worth_handing_over(fold_s, self.left, workers):
@@ -191,8 +192,8 @@ class FirstFolds:
         return self.left == 0
 
     def _spent_s(self) -> float:
-        """Return the evaluating thread's CPU seconds, unaffected by load, but at least 1/20 of the elapsed
-        time.
+        """Return the CPU seconds of the evaluating thread, which do not depend on other load, but at least
+        1/20 of the elapsed time.
         """
         with contextlib.suppress(OSError):  # the thread has just ended
             self._computed_s = self._clock()
@@ -209,10 +210,9 @@ class FirstFolds:
 
     def _evaluate(self) -> None:
         if len(self.known) < len(self._candidates) or "" in self.known:
-            return  # outcomes are stored by key, and some candidates share a key or lack one
+            return  # outcomes are stored by key, and some candidates have the same key or no key
         task = replace(self._task, estimator=writable_copy(self._task.estimator))
-        # The error is dropped here, because a worker raises it again and `fit` then reports where it
-        # occurred.
+        # The error is dropped, because a worker will raise it again, and `fit` will report where it occurred.
         with contextlib.suppress(Exception), self._native.limit(limits=1, user_api="openmp"):
             for candidate, outcomes in enumerate(self.known.values()):
                 parameters = {name: writable_copy(each) for name, each in self._candidates[candidate].items()}

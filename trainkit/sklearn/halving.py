@@ -20,7 +20,10 @@ _KNOWN_AT_THE_END = (
 
 
 class _Halving(TuneBaseSearchCV):
-    """Common code of both halving searches, which may end early, unlike the searches of scikit-learn."""
+    """Common code of both halving searches.
+
+    Unlike the searches of scikit-learn, these searches may end early.
+    """
 
     def _in_rounds(self, *args: Any) -> Any:
         for name in _KNOWN_AT_THE_END:  # the attributes belong to an earlier fit
@@ -50,8 +53,9 @@ class TuneHalvingGridSearchCV(HalvingGridSearchCV, _Halving):  # type: ignore[mi
         factor: one of `factor` candidates enters the next round, with `factor` times the resources.
         resource: "n_samples", or an integer parameter of the estimator, such as "n_estimators".
         max_resources: maximum amount of the resource for a candidate in a round; "auto": all samples.
-        min_resources: amount of the resource for each candidate in the first round; "exhaust": chosen so that
-            the last round has `max_resources`; "smallest": scikit-learn's smallest sensible number.
+        min_resources: amount of the resource for each candidate in the first round. "exhaust" chooses the
+            amount so that the last round has `max_resources`; "smallest" means scikit-learn's smallest
+            sensible amount.
         aggressive_elimination: True repeats the first round until so few candidates are left that the last
             round has fewer than `factor` candidates.
         cv: number of folds, or a splitter that returns the same folds at every call.
@@ -60,8 +64,9 @@ class TuneHalvingGridSearchCV(HalvingGridSearchCV, _Halving):  # type: ignore[mi
         random_state: seed for drawing samples.
         n_jobs: number of processes that fit, in joblib's notation; None: all CPUs.
         local_dir, name, use_gpu, loggers, sk_n_jobs: see `TuneGridSearchCV`.
-        time_budget_s: seconds, or a timedelta, for all rounds together. Candidates that are then incomplete
-            are left out. The best candidate comes from the last round that has a complete candidate.
+        time_budget_s: seconds, or a timedelta, for all rounds together. Candidates that are incomplete at the
+            end of the budget are left out. The best candidate comes from the last round that has a complete
+            candidate.
 
     Attributes:
         cv_results_: a row for each candidate of each round, with `iter` and `n_resources`.
@@ -112,8 +117,8 @@ class TuneHalvingRandomSearchCV(HalvingRandomSearchCV, _Halving):  # type: ignor
         estimator: the estimator to tune.
         param_distributions: lists of values, or distributions with `rvs`, by parameter name; or a list of
             such dictionaries.
-        n_candidates: number of candidates in the first round; "exhaust": chosen so that the last round has
-            `max_resources`.
+        n_candidates: number of candidates in the first round. "exhaust" chooses the number so that the last
+            round has `max_resources`.
         factor, resource, max_resources, min_resources, aggressive_elimination, cv, scoring, refit,
             error_score, return_train_score, n_jobs, verbose, local_dir, name, use_gpu, loggers,
             time_budget_s, sk_n_jobs: see `TuneHalvingGridSearchCV`.

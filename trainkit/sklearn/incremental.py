@@ -53,7 +53,7 @@ class IncrementalMethod:
         resource: parameter whose value is divided into portions; None if each portion is one call of
             `partial_fit`.
         synonyms: further names of this parameter.
-        default: value of the resource if the parameter is None or missing.
+        default: value of the parameter `resource` if an estimator's value is None or missing.
         running_total: True if the parameter's value counts from the start of training, not from the last call
             of `fit`.
     """
@@ -94,7 +94,7 @@ def end_of(portion: int, maximum: int, portions: int) -> int:
 
 
 def to_report(reports: Sequence[int], done: int) -> int:
-    """Return the number of portions to train until the next report; 1 after the last listed report.
+    """Return the number of portions to train until the next report; 1 after the last report in `reports`.
 
     Args:
         reports: numbers of the portions that end with a report, ascending.
@@ -147,7 +147,7 @@ _CATBOOST_TREES = ("iterations", "n_estimators", "num_trees", "num_boost_round")
 """Source: CatBoost documentation, Training parameters, iterations and its aliases."""
 _STOPS_ITSELF = ("early_stopping_rounds", "early_stopping_round", "od_wait", "od_pval")
 DECISIVE = frozenset({"solver", "early_stopping", *_STOPS_ITSELF})
-"""Parameters, besides the resource, that decide whether an estimator can be trained in portions."""
+"""Parameters that decide, in addition to the resource, if an estimator can be trained in portions."""
 
 
 def incremental_method(estimator: Any) -> IncrementalMethod:
@@ -198,7 +198,7 @@ def trained_step(estimator: Any, *, last_step: bool) -> Any:
         return estimator
     if not last_step:
         if hasattr(estimator, "partial_fit") or "warm_start" in estimator.get_params(deep=False):
-            return estimator  # the pipeline's class is the user's own class
+            return estimator  # for a pipeline of the user's own class, the whole pipeline is trained
         raise ConfigError(
             "early_stopping: a whole Pipeline can't train in portions: set pipeline_auto_early_stop=True to "
             "train only its last step in portions, or early_stopping=None"
@@ -287,7 +287,10 @@ def _refuse_cold_start(name: str, estimator: Any, parameters: Mapping[str, Any])
 
 
 def descends(estimator: Any, package: str, *names: str) -> bool:
-    """Return True if the estimator's class is, or extends, one of the classes; do not import the package."""
+    """Return True if the estimator's class is, or extends, one of the given classes of the package.
+
+    The package is not imported.
+    """
     return any(
         base.__name__ in names and base.__module__.partition(".")[0] == package
         for base in type(estimator).__mro__

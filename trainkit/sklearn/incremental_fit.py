@@ -34,9 +34,9 @@ def train_passes(estimator: Any, passes: int, *data: Any, **params: Any) -> None
 
     scikit-learn's linear models with stochastic gradient descent run all passes of `fit` in one C loop, but
     only one pass per `partial_fit`. With thousands of samples, a call of `partial_fit` spends most of its
-    time outside of this loop. For these models, this function therefore runs several passes at once, as their
-    `fit` does. From an unfitted estimator, the result equals `fit` with `max_iter=passes` and `tol=None`, bit
-    for bit. For other estimators the result equals calls of `partial_fit`.
+    time outside of this loop. For these models, this function therefore runs several passes at once, like
+    their method `fit`. If the estimator is unfitted, the result equals `fit` with `max_iter=passes` and
+    `tol=None`, bit for bit. For other estimators the result equals calls of `partial_fit`.
 
     Args:
         estimator: an estimator with `partial_fit`; trained in place.
@@ -240,8 +240,8 @@ class IncrementalFit:
             iterations = getattr(self._trained, "n_iter_", None)
             ended_by_limit = iterations is not None and np.max(iterations) >= amount
             return ended_by_limit and self.done + 1 < self._portions
-        # A forest warns that class weights may change with the data, but here the data never changes, so the
-        # warning is ignored.
+        # A forest warns that class weights may change with the data. The data never changes between portions,
+        # so the warning is ignored.
         return str(warning.message).startswith("class_weight presets")
 
     # --- checkpoints ------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ class IncrementalFit:
 
 
 class RepeatedFit:
-    """Training that starts from the beginning with each portion, on more samples each time.
+    """Training in which each portion starts from the beginning, on more samples than the previous portion.
 
     Args:
         estimator: unfitted estimator with its parameters.
@@ -303,8 +303,8 @@ class RepeatedFit:
         """
         self.done += portions
         X, y, params = load()
-        # The estimator itself stays unfitted after a failure, because it may be trained again from the model
-        # of a different candidate.
+        # A clone is trained, so that the estimator itself stays unfitted after a failure. It may later be
+        # trained again from the model of a different candidate.
         self.estimator = self.trained = clone(self.estimator).fit(X, *_labels(y), **params)
 
     def change(self, parameters: Mapping[str, Any]) -> None:
@@ -369,7 +369,7 @@ def _labels(y: Any) -> tuple[Any, ...]:
 
 @contextmanager
 def _without_expected(is_expected: Callable[[warnings.WarningMessage], bool]) -> Iterator[None]:
-    """Withhold warnings until the end of the block; then issue the unexpected warnings."""
+    """Withhold warnings until the end of the block. At the end, issue the unexpected warnings."""
     caught: list[warnings.WarningMessage] = []
     try:
         with warnings.catch_warnings(record=True) as caught:

@@ -1,6 +1,6 @@
 """Private names of scikit-learn that the searches use, differences between its versions, and its callbacks.
 
-These names let the searches run scikit-learn's own code instead of a copy.
+With these private names, the searches run scikit-learn's own code, not a copy of it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FoldCallbacks:
 
     def arguments(self, candidate: int, split: int, folds: int) -> Mapping[str, Any]:
         """Return the arguments of `fit_and_score` that invoke the callbacks for one fold of a candidate."""
-        # The context is copied, because the same fold may start again after a failure.
+        # The callback context is copied, because the same fold may start again after a failure.
         searching = copy.copy(self.context)
         searching._children_map = {}
         task = searching.subcontext(task_name="candidate-split-evaluation", task_id=candidate * folds + split)

@@ -48,8 +48,8 @@ def report_of(outcomes: Sequence[Outcome | None], decisive: str | None = None) -
     """Return the metrics that a trial reports about its candidate.
 
     Args:
-        outcomes: outcomes of all folds; None for unfinished folds. The means are NaN until all folds are
-            finished, so that no candidate leads because of its easiest folds.
+        outcomes: outcomes of all folds; None for unfinished folds. The mean scores are NaN until all folds
+            are finished, so that no candidate leads because its easiest folds are finished first.
         decisive: metric that compares candidates; None: the metric of the only scorer.
     """
     report: dict[str, Any] = {}
@@ -188,9 +188,10 @@ class PartialSearch:
 
 
 def known_of(reports: Iterable[Mapping[str, Any]], folds: int) -> dict[str, list[Outcome]]:
-    """Return each candidate's reported outcomes before the first missing or failed fold, by candidate key.
+    """Return, by candidate key, the outcomes that each candidate has reported for the folds before its first
+    missing or failed fold.
 
-    Failed fits are excluded, because they may succeed the next time.
+    Failed fits are excluded, because they may succeed in the next search.
     """
     known: dict[str, list[Outcome]] = {}
     for report in reports:
@@ -210,7 +211,7 @@ def claim_folder(parent: Path, name: str) -> Iterator[str]:
     """Create a folder for the next experiment called `name`: search, search_2, search_3 ...
 
     The folder is created immediately, so that searches that start at the same time get different folders. If
-    it is still empty at the end of the block, it is removed.
+    the folder is still empty at the end of the block, it is removed.
 
     Raises:
         StoreError: the folder can't be created.
@@ -240,7 +241,9 @@ def _is_made(folder: Path) -> bool:
 
 
 MORE_TO_COME = "more_to_come"
-"""Name of the stored fact that a further round, or the fit on all data, must follow this experiment."""
+"""Name of the stored fact that is true if a further round, or the fit on all data, must follow the
+experiment.
+"""
 
 
 def outcomes_left_in(parent: Path, name: str, folds: int) -> dict[str, list[Outcome]]:

@@ -52,8 +52,8 @@ class TuneGridSearchCV(TuneBaseSearchCV):
             evaluations of this search.
         max_iters: with `early_stopping`, maximum number of portions of a candidate's training. A scheduler
             may end the training after each portion; early_stopping=True may end the training after portion 1,
-            4, 16 ... Usually no candidate exceeds this number. A candidate trains for more portions only if
-            population based training gives it the model of a candidate that had trained less.
+            4, 16 ... A candidate trains for more portions than `max_iters` only if population based training
+            gives it the model of a candidate that had trained less.
         use_gpu: True gives each candidate a GPU.
         loggers: list of loggers that receive every result: "tensorboard", "csv", "mlflow", "json", "wandb",
             callbacks or callback classes.
@@ -61,10 +61,10 @@ class TuneGridSearchCV(TuneBaseSearchCV):
             `early_stopping`, and fits the previous steps once.
         stopper: a `tune.Stopper`, or another rule of `RunConfig.stop`, that ends candidates or the search.
         time_budget_s: seconds, or a timedelta, for all candidates together. When the time is over, incomplete
-            candidates are left out of `cv_results_`, and a warning gives their number.
+            candidates are left out of `cv_results_`, and a warning states the number of these candidates.
         sk_n_jobs: CPUs of one candidate, for estimators with their own `n_jobs`; -1: all.
-        mode: "min" if lower scores are better. "min" reverses the ranks of the deciding scorer, the choice of
-            the best candidate, and early stopping. None means "max".
+        mode: "min" if lower scores are better. With "min", the ranks of the deciding scorer, the choice of
+            the best candidate and early stopping prefer low scores. None means "max".
         pre_dispatch: argument of `GridSearchCV` without effect, because all workers share X and y, and a fit
             is only sent to a free worker.
         resource: "n_samples" allows `early_stopping` for any estimator: each portion is a new fit on more of
@@ -77,7 +77,7 @@ class TuneGridSearchCV(TuneBaseSearchCV):
             and `rank_...` contain the scores. Further columns contain the seconds of fitting and scoring.
             Keys, order and types are the same as in scikit-learn, which calls a scorer without a name
             "score". With `early_stopping`, `training_iteration` is the number of portions that trained the
-            candidate, which is larger than `max_iters` only in the case described there.
+            candidate, which is larger than `max_iters` only in the case that `max_iters` describes.
         best_index_: row of the best candidate; of equal candidates, the first row.
         best_params_: parameters of the best candidate.
         best_score_: mean score of the best candidate; missing if `refit` is a function.
@@ -155,7 +155,7 @@ N_TRIALS = 10
 class TuneSearchCV(TuneBaseSearchCV):
     """scikit-learn's `RandomizedSearchCV`, with its candidates run as trials of the tuner.
 
-    With search_optimization="random" and an equal `random_state`, the candidates equal those of
+    With search_optimization="random" and an equal `random_state`, the candidates equal the candidates of
     `RandomizedSearchCV`. Names, order and defaults of the arguments are the same as in tune-sklearn 0.5.
 
     Args:
@@ -167,8 +167,8 @@ class TuneSearchCV(TuneBaseSearchCV):
             ends. The random search also accepts a list of such dictionaries, and any object with `rvs`. The
             hyperopt search also accepts hyperopt's expressions.
         early_stopping: True, the name of a scheduler, or a scheduler: candidates are trained in portions, and
-            bad candidates are stopped. None: all candidates are fitted completely. With BOHB, both True, and
-            None with `max_iters` other than 1, mean HyperBand for BOHB.
+            bad candidates are stopped. None: all candidates are fitted completely. With BOHB, HyperBand for
+            BOHB is the scheduler if this argument is True, or if it is None and `max_iters` is not 1.
         n_trials: number of candidates; fewer if the space or the searcher has no more.
         scoring, refit, cv, error_score, return_train_score: scikit-learn's arguments.
         n_jobs: number of processes that fit, in joblib's notation; None: all CPUs.
@@ -240,7 +240,7 @@ class TuneSearchCV(TuneBaseSearchCV):
         self._keep(locals())
 
     def _early_stopping_asked(self) -> Any:
-        # BOHB brings its own scheduler if estimators are trained in portions.
+        # If estimators are trained in portions, BOHB has its own scheduler.
         is_bohb = str(self.search_optimization).lower() == BOHB
         if is_bohb and (self.early_stopping is True or (self.early_stopping is None and self.max_iters != 1)):
             return "HyperBandForBOHB"

@@ -38,7 +38,7 @@ class AfterAllFolds(Stopper):
         self._facts: dict[str, Any] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AfterAllFolds:
-        return AfterAllFolds(self._rule, self._folds)  # this also copies the rules
+        return AfterAllFolds(self._rule, self._folds)  # the constructor also copies the rules
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         if self._last_fold not in result:
@@ -203,7 +203,7 @@ def settings_of(
     run = RunConfig(
         name=search.name,
         storage_path=storage,
-        # If folds are fitted completely, scikit-learn's own lines replace the tuner's console.
+        # If folds are fitted completely, the lines that scikit-learn prints replace the tuner's console.
         verbose=min(int(search.verbose), 3) if scheduler is not None or search.verbose < 2 else 0,
         default_loggers=tuple(dict.fromkeys((*FILES_BESIDE, *files))) if kept else (),
         callbacks=callbacks,
@@ -230,7 +230,7 @@ def settings_of(
 LEAST_BUDGET_S = 1e-3
 """Time budget in seconds of a round that starts after the search's time budget is spent.
 
-The round then ends at once.
+A round with this budget ends at once.
 """
 
 
@@ -281,7 +281,7 @@ def metric_of(scoring: Any, refit: Any, *, needed_by: str | None) -> str | None:
         needed_by: argument that needs a metric, for the message; None if no metric is needed.
 
     Returns:
-        The metric's name; None if several scorers exist or may exist, and `refit` names none of the scorers.
+        The metric's name; None if several scorers exist or may exist, and `refit` does not name one of them.
 
     Raises:
         ConfigError: a metric is needed, and the scorer is unknown.
@@ -289,7 +289,7 @@ def metric_of(scoring: Any, refit: Any, *, needed_by: str | None) -> str | None:
     if isinstance(refit, str):
         several = isinstance(scoring, (list, tuple, set, Mapping)) or callable(scoring)
         return metric_name(refit if several else SINGLE)
-    # Only a call shows if a function returns a single number or numbers by name.
+    # A scoring function must be called to know if it returns a single number or numbers by name.
     single = isinstance(scoring, BaseScorer) or not callable(scoring) or needed_by
     if not isinstance(scoring, (list, tuple, set, Mapping)) and single:
         return metric_name(SINGLE)

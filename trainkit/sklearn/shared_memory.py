@@ -11,10 +11,10 @@ for one copy that all workers use:
     full  -- each user of the copy has a shared lock and its own copy-on-write mapping --> full
     full  -- no process has a lock, and a different copy must be written --> empty
 
-The shared lock belongs to the worker's own open file, which the worker's mapping keeps open. The lock lasts
-as long as any array uses this mapping, even an array that an estimator has kept, and ends when the process is
-killed. A full file is one byte longer than the samples, so a file whose writer was killed does not count as
-full.
+The shared lock belongs to the worker's own open file, which the worker's mapping keeps open. The shared lock
+lasts as long as any array uses this mapping, even an array that an estimator has kept. The lock ends when the
+process is killed. A full file is one byte longer than the samples, so a file whose writer was killed does not
+count as full.
 
 A process that finds the file empty waits for a separate writer's lock, and then checks the file again. So no
 process waits until other processes stop using a copy, which may take arbitrarily long. Shared copies never
@@ -64,7 +64,7 @@ def view_slices(train: Any, test: Any) -> tuple[slice | None, slice | None]:
         test: indices of the fold's test rows.
     """
     ours, others = contiguous_slice(train), contiguous_slice(test)
-    # If the slices shared a row, a write to one view would be visible in the other.
+    # If the two slices had a common row, a write to one view would be visible in the other view.
     apart = ours is None or others is None or max(ours.start, others.start) >= min(ours.stop, others.stop)
     return (ours, others) if apart else (None, None)
 
@@ -130,7 +130,7 @@ def _writable(array: Any) -> Any:
 
 
 def _mapping_of(array: Any) -> mmap.mmap | None:
-    """Return the runtime's copy-on-write mapping that contains `array`; None if no mapping does."""
+    """Return the runtime's copy-on-write mapping that contains `array`; None if no mapping contains it."""
     if not isinstance(array, np.ndarray) or array.flags.writeable:
         return None
     base: Any = array
@@ -144,11 +144,14 @@ LEAST_BYTES = 16 * 2**20
 """Number of bytes below which a worker's own copy is faster than a shared copy."""
 
 MOST_FILES = 128
-"""Maximum number of files; each file needs a descriptor of the driver, which may have only a thousand."""
+"""Maximum number of files.
+
+Each file needs a descriptor of the driver, which may have only a thousand descriptors.
+"""
 
 CHUNK_BYTES = 4 * 2**20
 
-_MADV_POPULATE_READ = 22  # Linux has this advice since version 5.14; the mmap module lacks its name
+_MADV_POPULATE_READ = 22  # Linux supports this advice since version 5.14; the mmap module has no name for it
 
 Part: TypeAlias = tuple[int, int]
 """Part of a fold: the fold's number, and 0 for the training samples or 1 for the test samples."""
@@ -204,8 +207,9 @@ class SharedCopies:
             fcntl.flock(fd, fcntl.LOCK_SH)
             if _is_full(fd, size):
                 return
-            # This wait is short, because a process keeps a lock only on a full file. The loop checks the file
-            # again, because another process may empty the file before this process has a shared lock.
+            # The wait for the shared lock is short, because a process keeps a lock only on a full file. The
+            # loop checks the file again, because another process may empty the file before this process has
+            # the shared lock.
             fcntl.flock(fd, fcntl.LOCK_EX)
             self._empty_unused(part)
             _write(fd, X, rows, read)
@@ -226,7 +230,9 @@ class SharedCopies:
                 os.close(fd)
 
     def _opened(self, part: Part) -> int | None:
-        """Open the driver's file separately, because a lock belongs to an open file; None if impossible."""
+        """Open the driver's file separately, because a lock belongs to an open file; return None if the file
+        can't be opened.
+        """
         try:
             fd = os.open(f"/proc/{self.pid}/fd/{self.files[part]}", os.O_RDWR | os.O_CLOEXEC)
         except OSError:  # the driver is on another machine or has ended
@@ -259,7 +265,7 @@ def parts_to_copy(X: Any, splits: Sequence[Split], *, views: bool) -> list[Part]
 def _is_worth(X: np.ndarray, rows: Any) -> bool:
     if not isinstance(rows, np.ndarray) or rows.dtype.kind not in "iu" or rows.ndim != 1:
         return False
-    # NumPy itself makes a copy that it would not lay out row by row.
+    # If NumPy's copy would not be laid out row by row, NumPy itself makes the copy.
     return X[:1].nbytes * len(rows) >= LEAST_BYTES and bool(X[rows[:2], ...].flags.c_contiguous)
 
 
@@ -320,8 +326,8 @@ def _mapped(fd: int, size: int) -> mmap.mmap:
 def _write(fd: int, X: np.ndarray, rows: np.ndarray, read: Callable[[], None]) -> None:
     """Write the samples, followed by one byte.
 
-    The function does not write to a mapping, because a lack of memory would then kill the process. A write
-    call raises an error instead.
+    The samples are written by write calls, which raise an error if memory is short. A write to a mapping
+    would kill the process.
     """
     at_once = max(1, CHUNK_BYTES // max(1, X[:1].nbytes))
     offset = 0

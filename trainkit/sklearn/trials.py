@@ -41,7 +41,9 @@ session.register("trainkit.sklearn.trials")
 
 @dataclass(frozen=True)
 class EvaluationTask:
-    """Data and settings for evaluating all candidates; sent to each worker once, with arrays shared.
+    """Data and settings for evaluating all candidates.
+
+    A task is sent to each worker once, with its arrays in shared memory.
 
     Attributes:
         estimator: unfitted estimator to clone.
@@ -53,9 +55,9 @@ class EvaluationTask:
         context: context in which `fit` was called, applied around each fold.
         callbacks: scikit-learn's callbacks; None without callbacks.
         candidates: number of candidates; None if unknown.
-        known: outcomes of first folds from an interrupted search, by candidate key.
+        known: outcomes of candidates' first folds, from an interrupted search, by candidate key.
         digest: digest of the task without `known`, if the search is kept in a folder; otherwise ''.
-        copies: copies of the folds' samples that workers share; None if each worker makes its own.
+        copies: copies of the folds' samples that workers share; None if each worker makes its own copies.
         decisive: metric that compares candidates; None if the scorers' names are unknown.
     """
 
@@ -97,7 +99,7 @@ class EvaluationTask:
 
     def failure(self, split: int, error: BaseException) -> Outcome:
         """Return the outcome of fold `split` after the death of its process."""
-        # The process died, so the times are unknown.
+        # The times are unknown, because the process has died.
         times = {"fit_time": math.nan, "score_time": math.nan}
         counts = {"n_test_samples": len(self.splits[split][1])}
         why = {"fit_error": f"{type(error).__name__}: {message_of(error)}"}
@@ -131,7 +133,7 @@ class EvaluationTask:
 
         Args:
             split: number of the fold, from 0.
-            views: allow views, which must only be used inside the block.
+            views: True allows views, which must only be used inside the block.
         """
         samples = self.splits[split]
         shared = None if self.copies is None else FoldCopies(self.copies, split, samples)
@@ -262,7 +264,10 @@ class FoldTrial(SerializedTrainable):
     def joined(
         cls, reports: Sequence[dict[str, Any]], *, task: EvaluationTask
     ) -> tuple[dict[str, Any], list[Outcome | None] | None]:
-        """Merge reports of parallel tasks, which evaluated different folds; also return the trial's state."""
+        """Merge the reports of parallel tasks that have evaluated different folds.
+
+        Return the merged report and the trial's state.
+        """
         whole = {name: value for report in reports for name, value in report.items()}
         outcomes = outcomes_of(whole, len(task.splits))
         return whole | report_of(outcomes, task.decisive), outcomes if None in outcomes else None
@@ -406,7 +411,8 @@ class IncrementalFold:
         if not self._portions.of_samples:
             return self._all
         last = self._portions.reports[-1]
-        # The candidate may continue a different candidate's model, which may be beyond the last portion.
+        # The number is limited, because the candidate may continue the model of a different candidate, which
+        # may be beyond the last portion.
         count = end_of(min(self._started.done, last), len(self._all), last)
         # The samples keep the fold's order, as in a fit on all samples.
         return self._all[np.sort(self._order[:count])]
@@ -480,7 +486,9 @@ class IncrementalFold:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Return True for equal values, and for objects of one class with an equal `repr`, such as estimators."""
+    """Return True for equal values, and for objects of the same class with an equal `repr`, such as
+    estimators.
+    """
     return same(one, other) or (type(one) is type(other) and repr(one) == repr(other))
 
 
@@ -502,7 +510,7 @@ _HARMLESS = {"builtins", "numpy", "scipy", "sklearn"}
 def may_be_here(task: EvaluationTask, candidates: Sequence[Mapping[str, Any]]) -> bool:
     """Return True if folds can't harm this process: all code is from known packages, and the data is small.
 
-    In case of doubt, return False.
+    If this is uncertain, the result is False.
     """
     try:
         shape = getattr(task.X, "shape", None) or (len(task.X),)
