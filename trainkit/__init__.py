@@ -25,7 +25,7 @@ NEEDED = ("trainkit.plugins", "trainkit.errors", "trainkit.lazy", "trainkit.regi
 class OldPaths:
     """Import finder for former module paths and for Ray's module paths, which a plugin lists.
 
-    The finder must be first in `sys.meta_path`, because Python itself would find something else at some
+    The finder must be first in `sys.meta_path`, because Python itself would find a wrong module at some
     paths: a folder that contains only type stubs, which Python treats as a namespace package without names,
     or a package that now has the path of a former module.
     """

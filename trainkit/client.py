@@ -70,8 +70,8 @@ class Answer:
 class Experiment:
     """Experiment that can be read and steered, whichever process runs it.
 
-    A command returns after the process that runs the experiment has executed the command, and after the
-    outcome and the sender's name are on disk.
+    Each method that sends a command returns after the process that runs the experiment has executed the
+    command, and after the outcome and the sender's name are on disk.
 
     Args:
         folder: folder of the experiment.
@@ -257,7 +257,7 @@ class Experiment:
             try:
                 answer = self._await(reader, file, since, owner)
             finally:
-                # if this call fails, no process may execute the command later
+                # if this call fails, the command must not be executed later
                 file.unlink(missing_ok=True)
         if not answer.done:
             raise TuneError(f"{verb} was refused: {answer.outcome}")
@@ -270,10 +270,10 @@ class Experiment:
             lost = owner_of(self.folder) is None
             # The command is withdrawn, so that no process executes it after this call has failed.
             withdrawn = (overdue or lost) and _taken_back(file)
-            # The owner is checked again, because another process may have resumed the experiment and read the
-            # command meanwhile.
+            # The owner is looked up again, because another process may have resumed the experiment and read
+            # the command meanwhile.
             lost = lost and (withdrawn or owner_of(self.folder) is None)
-            # The answers are read after the owner is checked, so that an answer is seen even if the owner
+            # The answers are read after the owner was looked up. So an answer is found even if the owner
             # wrote it just before its end.
             for event in reader.commands(since):
                 since = event.seq

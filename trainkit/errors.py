@@ -1,4 +1,4 @@
-"""All exceptions that users can get. Each class calls for a different action by the user.
+"""All exceptions that users can get. The table below names the user's action for each class.
 
 TrainkitError
 ├── ConfigError (also ValueError)          an argument is wrong: correct it
@@ -70,7 +70,10 @@ class SpaceError(ConfigError):
 
 
 class InfeasibleError(ConfigError):
-    """A resource request can never be met here. The message names the request and the existing resources."""
+    """A resource request can never be met on this machine or cluster.
+
+    The message names the request and the existing resources.
+    """
 
 
 class MissingDependencyError(TrainkitError, ImportError):
@@ -109,8 +112,8 @@ class TaskError(TrainkitError):
     Attributes:
         cause: copy of the original exception in this process; None if the exception could not be sent.
         remote_traceback: traceback in the other process, as text; `str` shows it below the message.
-        traceback_str: Ray's name for `remote_traceback`. An attribute of the exception's class named
-            `traceback_str`, `function_name` or `pid` takes precedence over the attribute here.
+        traceback_str: Ray's name for `remote_traceback`. If the original exception's class has an attribute
+            named `traceback_str`, `function_name` or `pid`, this attribute takes precedence.
         function_name: name of the function that raised, such as 'Model.fit'.
         pid: id of the process in which the code ran.
     """
@@ -172,7 +175,9 @@ class ActorUnavailableError(ActorDiedError):
 
 
 class NodeDiedError(TrainkitError):
-    """The process that supervises the workers ended, and so did the workers. `init` starts a new session.
+    """The process that supervises the workers ended, and the workers ended with it.
+
+    `init` starts a new session.
 
     Attributes:
         how: how the process ended, such as 'killed by signal 9'; '' if unknown.
@@ -196,7 +201,7 @@ class ObjectStoreFullError(TrainkitError):
 
 
 class OutOfDiskError(ObjectStoreFullError):
-    """Shared memory for objects is full, and so is the disk that takes the overflow."""
+    """Shared memory for objects is full, and the disk for objects that do not fit into memory is full too."""
 
 
 class TrainingError(TrainkitError):

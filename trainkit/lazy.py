@@ -23,7 +23,7 @@ def no_such_name(module: str, name: str, names: Iterable[str]) -> Exception:
         names: names that the package has.
     """
     # For `from package import name`, Python calls `__getattr__` before it tries the submodule of that name,
-    # and then discards the text of the AttributeError. A wrapper that supports former names may add a frame
+    # and discards the text of the AttributeError. A wrapper that supports former names may add a frame
     # between the import and this function, so two frames are checked.
     callers = [sys._getframe(2), sys._getframe(2).f_back]
     imported = any(frame is not None and frame.f_code.co_name == "_handle_fromlist" for frame in callers)
@@ -43,8 +43,8 @@ ALIAS = re.compile(r"^(\w+) = (\w+)\b", re.MULTILINE)
 def without_collection() -> Iterator[None]:
     """Turn the garbage collector off while many long-lived objects are made, such as modules or trials.
 
-    The collector would traverse these objects repeatedly without finding garbage. If several threads use this
-    function at once, only the thread that turned the collector off turns it on again.
+    The garbage collector would traverse long-lived objects repeatedly without finding garbage. If several
+    threads use this function at once, only the thread that turned the collector off turns it on again.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -58,7 +58,7 @@ def without_collection() -> Iterator[None]:
 def from_stub(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of a package, made from its `__init__.pyi`.
 
-    The stub that type checkers read is thus the only list of a package's names.
+    So the stub, which type checkers read, is the only list of a package's names.
     """
     folder = os.path.dirname(str(sys.modules[module].__file__))
     with open(os.path.join(folder, "__init__.pyi"), encoding="utf-8") as file:

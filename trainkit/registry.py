@@ -80,8 +80,8 @@ class Registry:
         mine = "my_package.my_module:MyScheduler"
 
     A component is found by its case-insensitive name, or by the name of its class. trainkit's own names take
-    precedence. Entry points are searched only for names that trainkit lacks, because the search reads all
-    installed packages.
+    precedence. Entry points are searched only for names that trainkit itself does not have, because the
+    search reads all installed packages.
 
     Args:
         kind: singular noun for the component, used in messages and in the group's name.
@@ -114,7 +114,7 @@ class Registry:
         """Load and return the component of this name; None if no component has it.
 
         Raises:
-            ConfigError: another package adds the component, but it can't be loaded.
+            ConfigError: a component that another package adds can't be loaded.
         """
         target = self._own.get(name) or self._own.get(name.lower())
         if target is not None:
@@ -173,7 +173,7 @@ def _may_be_declared(group: bytes) -> bool:
     """Return False if no installed package names the group; a full search would take ten times as long."""
     finders = [finder for finder in sys.meta_path if hasattr(finder, "find_distributions")]
     if finders != [PathFinder] or any(map(os.path.isfile, sys.path)):
-        return True  # packages may also be elsewhere, such as in an archive
+        return True  # packages may also be in other places, such as an archive
     for folder in sys.path:
         for name in iglob(f"{escape(folder or '.')}/*-[Ii]*/entry_points.txt"):
             with contextlib.suppress(OSError), open(name, "rb") as file:

@@ -128,7 +128,7 @@ def default_namespace() -> str:
 
 
 def results_dir() -> Path:
-    """Return the folder for experiments for which RunConfig names no folder."""
+    """Return the default folder for experiments, if RunConfig names no folder."""
     own = os.environ.get(RESULTS_DIR) or os.environ.get("TUNE_RESULT_DIR")
     return Path(own or "~/trainkit_results").expanduser()
 
@@ -142,8 +142,8 @@ def stop_grace_s(*, training: bool = False) -> float:
     """Return the seconds that a trial or a training has to end before it is killed.
 
     Args:
-        training: True for the workers of a trainer. Their default leaves room before SIGKILL, which Slurm and
-            Kubernetes send after 30 s.
+        training: True for the workers of a trainer. The default for workers is well below 30 s, after which
+            Slurm and Kubernetes send SIGKILL.
     """
     text = os.environ.get("TRAINKIT_STOP_GRACE_S") or os.environ.get("TUNE_FORCE_TRIAL_CLEANUP_S")
     return float(text or (20 if training else 5))
@@ -228,7 +228,9 @@ def experiments_are_dated() -> bool:
 
 
 def chdir_asked() -> bool:
-    """Return True if trials run in their own folders when RunConfig does not set this."""
+    """Return True if trials run in their own folders by default, when RunConfig does not set
+    `chdir_to_trial_dir`.
+    """
     ours = os.environ.get("TRAINKIT_CHDIR_TO_TRIAL_DIR")
     return (ours or os.environ.get("RAY_CHDIR_TO_TRIAL_DIR") or "1") != "0"
 

@@ -46,7 +46,10 @@ HELP = {
     "tail": "print the reports of trials as they arrive",
     "why": "explain why a trial was stopped, why something waits, or how it ended",
 } | {name: entry.help for name, entry in added(COMMANDS.group).items()}
-"""Help lines of trainkit's own commands, kept here so that a list of commands needs no imports."""
+"""Help lines of trainkit's own commands.
+
+They are kept in this table so that a list of commands needs no imports.
+"""
 ALIASES = {"ls": ("list-experiments", "lsx"), "show": ("list-trials",)}
 """Further names of trainkit's own commands."""
 

@@ -53,7 +53,7 @@ class Clean(Command):
                 return 1
             pairs = [(trial, checkpoint) for trial in doomed for checkpoint in trial.checkpoints]
             # The checkpoints are removed from the store before their folders are deleted. If this process is
-            # killed in between, a restore removes the folders to which the store no longer refers.
+            # killed between the two steps, a restore removes the folders to which the store no longer refers.
             store.commit([ev.CheckpointDropped(*pair) for pair in pairs])
             for trial, checkpoint in pairs:
                 shutil.rmtree(folder / trial.dirname / checkpoint.dirname, ignore_errors=True)

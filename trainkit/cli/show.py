@@ -188,7 +188,8 @@ def selected(
     if options.condition is not None:
         holds = _condition(options.condition, known)
         rows = [row for row in rows if holds(row)]
-    # Each sort keeps the order of equal rows, so the most important column, the first one, is sorted last.
+    # Each sort keeps the order of equal rows. So the first column, which is the most important, is sorted
+    # last.
     for name in reversed(_names(options.sort, known)):
         rows = sorted(rows, key=lambda row, name=name: _rank(row.get(name)), reverse=options.descending)  # type: ignore[misc]
         rows = sorted(rows, key=lambda row, name=name: row.get(name) is None)  # type: ignore[misc]
@@ -236,7 +237,7 @@ def _condition(text: str, known: Sequence[str]) -> Callable[[Row], bool]:
 
 
 def _rank(value: Any) -> tuple[int, float, str]:
-    """Return a sort key for `value`: numbers come first, then NaN, then strings."""
+    """Return a sort key for `value`. Numbers come first, then NaN, then strings."""
     if is_number(value):
         return (0, float(value), "") if value == value else (1, 0.0, "")
     return (2, 0.0, str(value))

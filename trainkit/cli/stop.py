@@ -78,7 +78,7 @@ class Stop(Command):
 
 
 def stop_experiment(word: str, trial: str | None, *, as_json: bool = False) -> int:
-    """Stop the experiment `word` as Ctrl-C does, or one of its trials, and wait for the end.
+    """Stop the experiment `word` as Ctrl-C does, or stop one of its trials, and wait for the end.
 
     Args:
         word: path or name of the experiment.
@@ -213,7 +213,7 @@ def _end_experiments(folders: Sequence[Path], by: str) -> None:
 
 
 def _end(session: Session, by: str, *, force: bool) -> str:
-    # Processes are counted while the node lives, because afterwards its descendants that lack the session's
+    # Processes are counted while the node lives. After its end, descendants of the node without the session's
     # environment variable can't be found.
     below = process.descendants(session.node)
     count = len({session.node, *below, *process.marked(str(session.folder))})

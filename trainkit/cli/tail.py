@@ -75,8 +75,8 @@ def tail(
             new = _reported(reader, None if chosen is None else chosen.trial_id, lines)
         try:
             while True:
-                # The owner is checked before the output is read, so that output written just before the
-                # owner's end is shown.
+                # The owner is looked up before the output is read. So output that was written just before the
+                # owner's end is still shown.
                 running = owner_of(folder) is not None
                 sys.stdout.write("".join(f"{line}\n" for line in next(new)))
                 sys.stdout.flush()

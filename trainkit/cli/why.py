@@ -144,7 +144,7 @@ def experiment_lines(folder: Path, trial: str | None) -> list[str]:
         if trial is None:
             names = {trial.trial_id: trial.name for trial in overview.trials}
             of_all, commands = reader.events(), reader.commands()
-            # `events()` returns no commands about single trials. So all commands of users are added.
+            # All commands of users are added, because `events()` returns no commands about single trials.
             events_of = {event.seq: event for event in [*of_all, *commands]}
             return [
                 f"{folder}: {overview.state}",
@@ -180,8 +180,8 @@ def _of_trial(overview: Overview, reader: LogReader, trial: Trial) -> Iterator[s
         told.add(words)
         yield f"  report {decision['iteration']}: {decision['verdict']}{words and f', {words}'}"
     for event in reader.events(trial.trial_id):
-        # An event such as 'paused by PBT: ...' may repeat the text of a decision that is already shown. In
-        # this case, only the event's text before the colon is shown.
+        # An event such as 'paused by PBT: ...' may repeat the text of a decision that is already shown. If it
+        # does, only the event's text before the colon is shown.
         who, _, words = event.detail.partition(": ")
         yield f"  {_event_line(replace(event, detail=who) if words in told else event)}"
     if trial.failure is not None:

@@ -43,9 +43,7 @@ _at_end: list[weakref.WeakMethod[Callable[[], None]]] = []
 _before_end: list[Callable[[], None]] = []
 
 PARKED_S = 300.0
-"""Seconds that a search's session is kept for the next search. joblib keeps its idle workers for the same
-time.
-"""
+"""Seconds that a search's session is kept for the next search, as long as joblib keeps its idle workers."""
 
 
 class _Parked(NamedTuple):
@@ -211,10 +209,7 @@ def _end_parked() -> None:
 
 
 def before_end(function: Callable[[], None]) -> None:
-    """Call `function` before a session of this process, or this worker, ends.
-
-    The function may wait for calls.
-    """
+    """Call `function`, which may wait for calls, before a session of this process or this worker ends."""
     if function not in _before_end:
         _before_end.append(function)
         atexit.register(function)  # a worker process does not end its session
@@ -416,8 +411,7 @@ def watch(tell: Callable[[str], None]) -> None:
 def at_start(asked: frozenset[str]) -> list[frozenset[str]]:
     """Return the sets of imports, `asked` included, to start before the first worker is requested."""
     found = wanted()
-    # A program that has imported a search over estimators will need workers, whose imports take most of a
-    # second.
+    # Programs with searches over estimators will need workers, whose imports take most of a second.
     searches = "trainkit.sklearn.trials" in found and not found & SLOW
     first = asked | (found if searches else found & SLOW)
     return [first] if first else []

@@ -193,9 +193,7 @@ def held() -> Iterator[None]:
 
 
 def take_pending(numbers: Collection[int]) -> None:
-    """Clear pending signals, so that a SIGTERM that arrives at a worker later is known to be for that worker
-    only.
-    """
+    """Clear pending signals, so that a later SIGTERM to a worker is known to be for that worker only."""
     while _signal.sigtimedwait(numbers, 0):
         pass
 
@@ -257,8 +255,7 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 
 def _on_signal_of_worker(number: int, frame: FrameType | None) -> None:
-    # If a handler of the user has replaced this handler and calls it, the user's handler decides what
-    # happens.
+    # If a handler of the user has replaced this handler and calls it, the user's handler decides.
     if signal.getsignal(number) is _on_signal_of_worker and not is_of_job(number):
         _end_by(number)
 

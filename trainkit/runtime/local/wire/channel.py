@@ -219,10 +219,7 @@ class Connection:
         """Handle the end of the connection. This method is called once."""
 
     def on_backlog(self) -> None:
-        """Arrange a call of `flush` when the socket becomes writable.
-
-        This method is called when the kernel's buffer is full.
-        """
+        """Arrange a call of `flush` for the time when the kernel's buffer, which is full, has room again."""
         raise BlockingIOError(errno.EAGAIN, "the connection is full, and no thread flushes it")
 
     def make_batch(self, entries: list[Any]) -> tuple[int, bytes]:
