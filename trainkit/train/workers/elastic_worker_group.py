@@ -587,7 +587,7 @@ class ElasticWorkerGroup:
             for call in held.repeated:
                 self._call(call)
         except BaseException:
-            # The workers are ended, because their models are not trained, which the next call would not notice.
+            # The workers are ended, because the next call would silently continue with untrained models.
             self._group.close(force=True, why="they could not load the state")
             raise
 
