@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from trainkit.tune.callbacks.base import (
     CALLBACKS,
@@ -41,7 +42,7 @@ from trainkit.tune.core.trial import Trial
 from trainkit.tune.schedulers import create_scheduler
 from trainkit.tune.schedulers.base import TrialScheduler, check_made
 from trainkit.tune.search import create_searcher
-from trainkit.tune.search.base import Searcher
+from trainkit.tune.search.base import Searcher, called
 from trainkit.tune.trial.environment import log_files
 
 Mode = Literal["min", "max"]
@@ -81,6 +82,8 @@ class TuneConfig(Settings):
         strict_metric_checking: True: if the first report spells the metric differently, the experiment ends
             with an error; a trial that never reports the metric fails. False: a trial may report the metric
             late or never.
+        learn_from: earlier experiments of similar problems, from which the search learns where to begin: a
+            list of folders, `ResultGrid`s, or DataFrames with a column for each parameter and for the metric.
         chdir_to_trial_dir: older form of RunConfig(chdir_to_trial_dir=...), used if the RunConfig sets None.
 
     Raises:
@@ -101,6 +104,7 @@ class TuneConfig(Settings):
     trial_timeout_s: float | timedelta | None = None
     allow_duplicates: bool = False
     strict_metric_checking: bool = True
+    learn_from: Any = field(default=None, hash=False)
     chdir_to_trial_dir: bool | None = None
 
     def __post_init__(self) -> None:
@@ -130,6 +134,8 @@ class TuneConfig(Settings):
             object.__setattr__(self, "search_alg", create_searcher(self.search_alg))
         if isinstance(self.scheduler, str):
             object.__setattr__(self, "scheduler", create_scheduler(self.scheduler))
+        if self.learn_from is not None and self.search_alg is None:
+            object.__setattr__(self, "search_alg", create_searcher("auto"))
         require_kind("search_alg", self.search_alg, Searcher, "trainkit.tune.search.BasicVariantGenerator()")
         require_kind("scheduler", self.scheduler, TrialScheduler, "trainkit.tune.schedulers.ASHAScheduler()")
         if self.scheduler is not None:
@@ -137,6 +143,12 @@ class TuneConfig(Settings):
         for name in ("trial_name_creator", "trial_dirname_creator"):
             value = getattr(self, name)
             require(value is None or callable(value), f"{name}={value!r}: give a function of a trial")
+
+        if self.learn_from is not None:
+            # The sources are read now, and their data are stored, because they may change or go.
+            searcher = called(copy.deepcopy(cast("Searcher", self.search_alg)))
+            plain = searcher.learn_from(self.learn_from, self.one_metric, self.one_mode)
+            object.__setattr__(self, "learn_from", plain)
 
     @property
     def objectives(self) -> tuple[Objective, ...]:

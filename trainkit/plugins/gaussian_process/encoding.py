@@ -56,6 +56,11 @@ class ListCode:
         """Return a value's position, from 0 to 1."""
         return (self.encode(value) + 0.5) / len(self._values)
 
+    def nearest_unit(self, number: float) -> float:
+        """Return the position of any number, between the positions of the values next to it."""
+        places = (np.arange(len(self._values)) + 0.5) / len(self._values)
+        return float(np.interp(number, np.array(self._values, dtype=float), places))
+
     def from_unit(self, share: float) -> Any:
         """Return the value at a position from 0 to 1."""
         return self._values[min(int(share * len(self._values)), len(self._values) - 1)]

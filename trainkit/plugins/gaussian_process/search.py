@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
+from trainkit.errors import ConfigError
 from trainkit.plugins.gaussian_process.acquisition import proposals
+from trainkit.plugins.gaussian_process.earlier import Earlier, plain_sources
 from trainkit.plugins.gaussian_process.encoding import Encoding, Floats, encoding_of
 from trainkit.plugins.gaussian_process.initial import initial_row, is_initial, random_rows
 from trainkit.plugins.gaussian_process.model import process_of
@@ -43,6 +46,12 @@ _LOCK = threading.Lock()
 @cache
 def _controller() -> ThreadpoolController:
     return ThreadpoolController()
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    with _LOCK, _controller().limit(limits=1, user_api="blas"):
+        yield
 
 
 class GaussianProcessSearch(RefittedSearcher[Encoding]):
@@ -85,11 +94,20 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
         seed: int | None = None,
     ) -> None:
         super().__init__(space, metric, mode, points_to_evaluate, seed)
+        self._sources: list[dict[str, Any]] = []
+        self._earlier: Earlier | None = None
+
+    def learn_from(self, sources: Any, metric: str | None, mode: str | None) -> list[dict[str, Any]]:
+        self._sources = plain_sources(sources, self.metric or metric, self.mode or mode)
+        return self._sources
 
     def _form_of(self, space: Any, *, own: bool) -> Encoding:
         return encoding_of(space, own=own)
 
-    def _begin_model(self, form: Encoding) -> None: ...
+    def _begin_model(self, form: Encoding) -> None:
+        if self._sources:
+            with _one_thread():
+                self._earlier = Earlier(form, self._sources, self.mode, self._base)
 
     def _suggested(self, trial_id: str, fixed: dict[str, Any] | None) -> dict[str, Any]:
         rng = suggestion_generator(self._base, self._number, self._redraws)
@@ -109,18 +127,34 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
         number = self._number - len(self._to_run)  # the user's points come first
         # The model would repeat a rejected suggestion, so the next row is random.
         if not self._redraws:
-            if is_initial(self.form, number, losses):
-                yield initial_row(self.form, number, self._base)
+            rows = np.array([row for row, _ in known]).reshape(-1, len(self.form))
+            first = self._first_rows(number, rows, losses, rng)
+            # The first configuration of earlier experiments moves the initial configurations back by one.
+            place = max(number - 1, 0) if self._earlier else number
+            if first is not None:
+                yield from first
+            elif is_initial(self.form, number, losses):
+                yield initial_row(self.form, place, self._base)
             else:
-                yield from self._proposals(np.array([row for row, _ in known]), losses, rng)
+                yield from self._proposals(rows, losses, rng)
         yield from random_rows(self.form, rng)
+
+    def _first_rows(self, number: int, rows: Floats, losses: list[float], rng: Generator) -> Floats | None:
+        if self._earlier is None:
+            return None
+        tried = np.array([row for row, _ in self._known.values()]).reshape(-1, len(self.form))
+        with _one_thread():
+            return self._earlier.first_rows(number, tried, rows, losses, rng)
 
     def _proposals(self, rows: Floats, losses: list[float], rng: Generator) -> Floats:
         running = np.array(self._running()[-RUNNING:]).reshape(-1, len(self.form))
         # The matrices are small, so more threads would be slower, and would take CPUs from the trials.
-        with _LOCK, _controller().limit(limits=1, user_api="blas"):
-            process = process_of(self.form, rows, losses).with_expected(running)
-            return proposals(process, self.form, rng)
+        with _one_thread():
+            if self._earlier is None:
+                process = process_of(self.form, rows, losses)
+            else:
+                process = self._earlier.process(rows, losses)
+            return proposals(process.with_expected(running), self.form, rng)
 
 
 class AutoSearch(SearcherWrapper):
@@ -145,6 +179,7 @@ class AutoSearch(SearcherWrapper):
     ) -> None:
         super().__init__(BasicVariantGenerator(points_to_evaluate, random_state=seed))
         self._points, self._seed = points_to_evaluate, seed
+        self._sources: list[dict[str, Any]] = []
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -158,7 +193,15 @@ class AutoSearch(SearcherWrapper):
         if learns and not self.objectives:
             self.searcher = GaussianProcessSearch(points_to_evaluate=self._points, seed=self._seed)
             self._inner = called(self.searcher)
+            if self._sources:
+                self._inner.learn_from(self._sources, metric, mode)
+        elif self._sources:
+            raise ConfigError("learn_from needs one metric, and a space with domains and without a grid")
         super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
+
+    def learn_from(self, sources: Any, metric: str | None, mode: str | None) -> list[dict[str, Any]]:
+        self._sources = plain_sources(sources, metric, mode)
+        return self._sources
 
     def add_evaluated_point(self, parameters: dict[str, Any], *args: Any, **options: Any) -> None:
         raise NotImplementedError(

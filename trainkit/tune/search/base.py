@@ -397,6 +397,20 @@ class Searcher(ABC):
         for each in evaluated_of(trials, metric):
             self.add_evaluated_point(each.parameters, each.value, error=each.error)
 
+    def learn_from(self, sources: Any, metric: str | None, mode: str | None) -> list[dict[str, Any]]:
+        """Learn from earlier experiments of similar problems, as in `TuneConfig(learn_from=...)`.
+
+        Returns:
+            The experiments as plain data, for the experiment's file.
+
+        Raises:
+            ConfigError: this searcher does not learn from earlier experiments, or a source is wrong.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} does not support learn_from: leave search_alg out, or use "
+            "GaussianProcessSearch"
+        )
+
     # --- files for the user -----------------------------------------------------------------------
 
     def save(self, checkpoint_path: str) -> None:
@@ -464,7 +478,7 @@ def called(searcher: Searcher) -> Searcher:
     Searcher,
     "objectives set_objectives metric mode total_samples whole suggest on_trial_result on_trial_complete "
     "on_trial_decision on_pause on_unpause hears_again is_drawn on_rejected alternatives take give_up note "
-    "knows replay add_evaluated_point save restore",
+    "knows replay add_evaluated_point learn_from save restore",
 )
 class SearcherWrapper(Searcher):
     """Base of searchers that wrap a different searcher.

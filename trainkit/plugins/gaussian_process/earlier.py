@@ -1,0 +1,348 @@
+"""Earlier experiments of similar problems: their data, the first configurations, and a prior mean.
+
+An earlier experiment, a source, is modelled by a Gaussian process over the parameters that it shares with the
+present space. Its losses are replaced by normal scores of their ranks, because losses of different problems
+have different scales. The first configurations are a portfolio: each is the configuration that improves most
+over the configurations before it, if the present problem resembles a source that is chosen at random. After
+these, the sources' expectations are the mean function of the search's process, as far as the sources agree
+with the results.
+
+Source: Wistuba, Schilling, Schmidt-Thieme, "Sequential model-free hyperparameter tuning", ICDM 2015, for
+portfolios; Salinas, Shen, Perrone, "A quantile-based approach for hyperparameter transfer learning", ICML
+2020, for scores of ranks; Feurer, Letham, Hutter, Bakshy, "Practical transfer learning for Bayesian
+optimization", arXiv:1802.02219, for weights by the order of results.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainkit.errors import ConfigError
+from trainkit.plugins.gaussian_process.encoding import Encoding, Flags, Floats, ListCode
+from trainkit.plugins.gaussian_process.model import (
+    IN_FIT,
+    IN_MODEL,
+    JITTER,
+    GaussianProcess,
+    Kernel,
+    filled,
+    fitted_kernel,
+    representatives,
+    standardized,
+)
+from trainkit.tune.core.checks import is_number
+from trainkit.tune.core.metrics import PLAIN_TYPES, as_scalar, flatten, lookup
+from trainkit.tune.core.seeds import initial_generator
+from trainkit.tune.results.result_grid import ResultGrid
+from trainkit.tune.space.domains import place_of
+from trainkit.tune.space.transforms import ChoiceCode
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+FIRST = 5
+"""Number of configurations in the portfolio."""
+SAMPLES = 120
+"""Number of random functions with which the portfolio is chosen."""
+RANDOM = 600
+"""Number of random candidates for the portfolio."""
+BEST = 40
+"""Number of the sources' best configurations among the candidates."""
+DEVIATION = 0.5
+"""Standard deviation of the present problem from a source, in the unit of the normal scores."""
+LENGTH = 0.35
+"""Length over which the present problem deviates from a source, if one parameter is active."""
+WORST = 3.0
+"""Score of the best configuration before the first, three standard deviations above the mean."""
+LEAST_TRUST = 0.3
+"""Smallest agreement of a source with the results with which the portfolio goes on."""
+BELIEF = 1.0
+"""Weight of the belief that a source is similar, against the differences that the results show."""
+
+
+Trial = tuple[Mapping[str, Any], float | None]
+"""Configuration of a trial by name of the parameter, and its value; None: the trial failed."""
+
+
+def plain_sources(sources: Any, metric: str | None, mode: str | None) -> list[dict[str, Any]]:
+    """Return earlier experiments as plain data, which the file of an experiment can keep.
+
+    Args:
+        sources: a list of experiments. Each is a folder, a `ResultGrid` or another list of results, a
+            DataFrame with a column for each parameter and for the metric, or the plain data of an experiment.
+        metric: name of the metric.
+        mode: "min" or "max", for sources that do not know the direction of `metric`.
+
+    Returns:
+        Dictionaries with the keys `name`, `mode`, `configs` (by name of the parameter) and `values`, in which
+        None belongs to a failed trial.
+
+    Raises:
+        ConfigError: a source is not an experiment, or no source reports the metric.
+        StoreError: a folder contains no experiment.
+    """
+    if isinstance(sources, (str, os.PathLike, ResultGrid)) or hasattr(sources, "columns"):
+        sources = [sources]
+    if metric is None or not isinstance(sources, Iterable) or isinstance(sources, Mapping):
+        raise ConfigError(
+            f"learn_from={sources!r}: give a list of folders, ResultGrids or DataFrames, and a single metric"
+        )
+    found = [_plain(each, metric, mode, f"source {number}") for number, each in enumerate(sources, 1)]
+    usable = [each for each in found if any(map(is_number, each["values"]))]
+    lost = ", ".join(each["name"] for each in found if each not in usable)
+    if not usable:
+        raise ConfigError(f"learn_from: no trial of {lost or 'an empty list'} reported {metric!r}")
+    if lost:
+        warnings.warn(f"learn_from: no trial of {lost} reported {metric!r}, so it is not used", stacklevel=2)
+    return usable
+
+
+def _plain(source: Any, metric: str, mode: str | None, name: str) -> dict[str, Any]:
+    if isinstance(source, Mapping) and "configs" in source:
+        return dict(source)
+    if isinstance(source, (str, os.PathLike)):
+        source, name = ResultGrid.from_path(source), os.fspath(source)
+    elif isinstance(source, ResultGrid):
+        name = source.experiment_path
+    trials: Iterable[Trial | None]
+    if hasattr(source, "columns"):
+        trials = map(partial(_of_record, metric), source.to_dict("records"))
+    elif isinstance(source, Iterable):
+        trials = map(partial(_of_trial, metric), source)
+    else:
+        raise ConfigError(f"learn_from: {source!r} is not a folder, a ResultGrid or a DataFrame")
+    if getattr(source, "metric", None) == metric:
+        mode = source.mode or mode
+    kept = [each for each in trials if each is not None]
+    return {
+        "name": name,
+        "mode": mode,
+        "configs": [_scalars(config) for config, _ in kept],
+        "values": [value for _, value in kept],
+    }
+
+
+def _of_trial(metric: str, trial: Any) -> Trial | None:
+    config, value = flatten(trial.config or {}), lookup(trial.metrics or {}, metric)
+    if trial.error is not None:
+        return config, None
+    # A trial that is not finished, and has no report, says nothing.
+    return (config, _finite(value)) if is_number(value) else None
+
+
+def _of_record(metric: str, record: Mapping[Any, Any]) -> Trial | None:
+    flat = {str(name): value for name, value in record.items()}
+    config = {name.removeprefix("config/"): each for name, each in flat.items() if name.startswith("config/")}
+    return config or {name: each for name, each in flat.items() if name != metric}, _finite(flat.get(metric))
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if is_number(value) and math.isfinite(value) else None
+
+
+def _scalars(config: Mapping[str, Any]) -> dict[str, Any]:
+    scalars = {name: as_scalar(value) for name, value in config.items()}
+    # A DataFrame has NaN where a configuration lacks a parameter.
+    return {name: each for name, each in scalars.items() if type(each) in PLAIN_TYPES and each == each}
+
+
+class _Source:
+    """Process of an earlier experiment, over the columns that the experiment shares with the space."""
+
+    def __init__(self, encoding: Encoding, source: Mapping[str, Any], mode: str | None) -> None:
+        configs, values = source["configs"], source["values"]
+        self.shared: Flags = np.array([any(name in each for each in configs) for name in encoding.codes])
+        self.rows = np.array([_row(encoding, each) for each in configs])
+        sign = -1.0 if (source["mode"] or mode) == "max" else 1.0
+        losses = filled([math.nan if value is None else sign * value for value in values])
+        self.scores = _normal_scores(losses)
+        listed = encoding.categories > 0
+        chosen = representatives(self.rows, self.scores, listed, IN_FIT)
+        kernel = fitted_kernel(encoding, self.rows[chosen], self.scores[chosen])
+        kernel = replace(kernel, weights=np.where(self.shared, kernel.weights, 0.0))
+        chosen = representatives(self.rows, self.scores, listed, IN_MODEL)
+        self.process = GaussianProcess(kernel, self.rows[chosen], self.scores[chosen])
+
+
+def _row(encoding: Encoding, config: Mapping[str, Any]) -> Floats:
+    """Return the row of a configuration of a different space.
+
+    A number outside of its present range keeps its place on the scale, and an unknown value of a list differs
+    from all values of the list.
+    """
+    row = np.where(encoding.categories > 0, 0.0, 0.5)
+    for place, (name, code) in enumerate(encoding.codes.items()):
+        if name in config:
+            row[place] = _position(code, config[name], row[place])
+    return row
+
+
+def _position(code: Any, value: Any, otherwise: float) -> float:
+    if isinstance(code, ChoiceCode):
+        place = place_of(value, code.categories)
+        return -1.0 if place is None else float(place)
+    if not is_number(value):
+        return otherwise
+    return code.nearest_unit(value) if isinstance(code, ListCode) else float(code.to_unit(value))
+
+
+def _normal_scores(losses: Floats) -> Floats:
+    """Return the normal quantiles of the ranks of losses; equal losses have equal scores."""
+    ordered = np.sort(losses)
+    ranks = (np.searchsorted(ordered, losses) + np.searchsorted(ordered, losses, side="right")) / 2
+    found: Floats = np.array([NormalDist().inv_cdf(rank / len(losses)) for rank in ranks])
+    return found
+
+
+class Earlier:
+    """Earlier experiments, as models of the present space.
+
+    Args:
+        encoding: encoding of the space.
+        sources: plain data of the experiments, from `plain_sources`.
+        mode: "min" or "max", for sources without a mode.
+        seed: seed of the portfolio.
+
+    Raises:
+        ConfigError: no source shares a parameter with the space.
+    """
+
+    def __init__(
+        self, encoding: Encoding, sources: Sequence[Mapping[str, Any]], mode: str | None, seed: int
+    ) -> None:
+        self._encoding = encoding
+        useless = [
+            each["name"] for each in sources if not any(set(c) & set(encoding.codes) for c in each["configs"])
+        ]
+        if useless:
+            text = f"learn_from: {', '.join(useless)} shares no parameter with the space"
+            if len(useless) == len(sources):
+                raise ConfigError(f"{text}: give experiments with parameters of the same names")
+            warnings.warn(f"{text}, so it is not used", stacklevel=2)
+        self._sources = [_Source(encoding, each, mode) for each in sources if each["name"] not in useless]
+        tops = [
+            each.rows[np.argsort(each.scores, kind="stable")[: BEST // len(self._sources) + 1]]
+            for each in self._sources
+        ]
+        drawn = encoding.from_unit(initial_generator(seed, 4).random((RANDOM, len(encoding))))
+        snapped = encoding.snapped(np.clip(np.concatenate([*tops, drawn]), 0.0, None))
+        self._candidates: Floats = np.unique(snapped, axis=0)
+        weights = np.full(len(encoding), LENGTH**-2 / max(encoding.active, 1.0))
+        self._deviations = Kernel(encoding.categories > 0, weights, DEVIATION**2, 0.0)
+
+    def first_rows(
+        self, number: int, tried: Floats, rows: Floats, losses: Sequence[float], rng: Generator
+    ) -> Floats | None:
+        """Return the rows of the portfolio, shape (m, d), or None: the search begins as usual.
+
+        The first row improves most over the rows tried before, for functions that resemble a source.
+        The second configuration is the centre, which shows at once if the sources mislead.
+
+        Args:
+            number: number of the suggestion, from 0, without the user's points.
+            tried: rows of all trials, shape (m, d).
+            rows: rows of the trials with results, shape (n, d).
+            losses: their losses; NaN for a trial without a result.
+            rng: source of the random functions.
+        """
+        trusts = self._trusts(self._expected(rows), losses)
+        if number > FIRST or number == 1 or trusts.max() < LEAST_TRUST:
+            return None
+        every = np.concatenate([self._candidates, tried])
+        root = np.linalg.cholesky(self._deviations(every, every) + JITTER * np.eye(len(every)))
+        functions = np.repeat(self._expected(every), max(2, SAMPLES // len(trusts)), axis=0)
+        functions = functions + rng.normal(size=functions.shape) @ root.T
+        size = len(self._candidates)
+        best = functions[:, size:].min(axis=1, initial=WORST)
+        gains = np.maximum(best[:, None] - functions[:, :size], 0.0)
+        shares = np.repeat(trusts / trusts.sum(), len(functions) // len(trusts))
+        found: Floats = self._candidates[np.argsort(-(shares @ gains), kind="stable")]
+        return found
+
+    def _expected(self, rows: Floats) -> Floats:
+        """Return the sources' expectations, shape (sources, n)."""
+        return np.array([each.process.mean(rows) for each in self._sources])
+
+    def _trusts(self, expected: Floats, losses: Sequence[float]) -> Floats:
+        if not any(map(math.isfinite, losses)):
+            return np.ones(len(self._sources))
+        scores = _normal_scores(filled(losses))
+        return np.array([_agreement(each, scores) for each in expected])
+
+    def process(self, rows: Floats, losses: Sequence[float]) -> GaussianProcess:
+        """Return the process of the results of a search, with the sources' expectation as mean function.
+
+        Args:
+            rows: the trials in the order of their suggestions, shape (n, d).
+            losses: their losses; NaN for a trial without a result. At least one is finite.
+        """
+        scaled, listed = standardized(filled(losses)), self._encoding.categories > 0
+        expected = self._expected(rows)
+        trusts = self._trusts(expected, losses)
+        weights = trusts / max(trusts.sum(), 1e-9)
+        mixed = weights @ expected
+        weights = weights * _agreement(mixed, _normal_scores(filled(losses))) * _slope(mixed, scaled)
+        residuals = scaled - weights @ expected
+        center = residuals.mean()
+        residuals = residuals - center
+        chosen = representatives(rows, scaled, listed, IN_FIT)
+        kernel = fitted_kernel(self._encoding, rows[chosen], residuals[chosen])
+        chosen = representatives(rows, scaled, listed, IN_MODEL)
+        parts = [(w, s.process) for w, s in zip(weights, self._sources, strict=True) if w > 0]
+        return _Informed(kernel, rows[chosen], residuals[chosen], parts)
+
+
+def _agreement(expected: Floats, scores: Floats) -> float:
+    above = np.triu_indices(len(scores), 1)
+    steps = (expected[:, None] - expected)[above]
+    right = (np.abs(steps) * np.sign(steps * (scores[:, None] - scores)[above])).sum() / len(scores)
+    whole = np.abs(steps).sum() / len(scores)
+    return max(0.0, float((right + BELIEF) / (whole + BELIEF)))
+
+
+def _slope(expected: Floats, losses: Floats) -> float:
+    off = expected - expected.mean()
+    return max(0.0, float((off @ (losses - losses.mean()) + BELIEF) / (off @ off + BELIEF)))
+
+
+class _Informed(GaussianProcess):
+    """Gaussian process with a mean function, which is a weighted sum of the means of other processes."""
+
+    def __init__(
+        self, kernel: Kernel, rows: Floats, losses: Floats, parts: Sequence[tuple[float, GaussianProcess]]
+    ) -> None:
+        super().__init__(kernel, rows, losses)
+        self._parts = parts
+
+    def _prior(self, rows: Floats) -> Floats:
+        found: Floats = sum((w * each.mean(rows) for w, each in self._parts), np.zeros(len(rows)))
+        return found
+
+    def predict(self, rows: Floats) -> tuple[Floats, Floats]:
+        mean, deviation = super().predict(rows)
+        return mean + self._prior(rows), deviation
+
+    def mean(self, rows: Floats) -> Floats:
+        return super().mean(rows) + self._prior(rows)
+
+    def gradients(self, rows: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+        mean, deviation, by_mean, by_deviation = super().gradients(rows)
+        for weight, each in self._parts:
+            more, _, by_more, _ = each.gradients(rows)
+            mean, by_mean = mean + weight * more, by_mean + weight * by_more
+        return mean, deviation, by_mean, by_deviation
+
+    def with_expected(self, rows: Floats) -> GaussianProcess:
+        if not len(rows):
+            return self
+        losses = np.concatenate([self._losses, super().mean(rows)])
+        return _Informed(self.kernel, np.concatenate([self.rows, rows]), losses, self._parts)
