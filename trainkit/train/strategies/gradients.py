@@ -54,8 +54,7 @@ def step_by_kind(optimizer: torch.optim.Optimizer) -> None:
 
     def rejoin(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for group, parts in whole:
-            # An optimizer may store values in its groups, such as a count of steps. These values are copied
-            # to the original groups.
+            # Values that an optimizer has stored in its groups, such as a count of steps, are kept.
             group.update({key: value for part in parts for key, value in part.items() if key != "params"})
         optimizer.param_groups = [group for group, _ in whole]
         whole.clear()
