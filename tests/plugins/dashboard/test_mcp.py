@@ -181,7 +181,7 @@ def test_steering_an_experiment_that_nobody_runs_is_refused(root: Path):
         assert [name for name in tools if name in STEERING] == STEERING
         for name in STEERING:
             assert "    experiment: its name." in tools[name].description
-        assert "or the beginning of one; default: the whole experiment." in tools["stop"].description
+        assert "or the beginning of its id; default: the whole experiment." in tools["stop"].description
         assert "which its user can resume later" in tools["stop"].description
         assert "`show_experiment` shows" in tools["add"].description
         assert "limits that are left out stay unchanged" in tools["set"].description

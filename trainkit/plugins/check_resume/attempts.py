@@ -34,7 +34,7 @@ class Outcome:
 
     Attributes:
         ranks: recorded steps of each rank; empty if the attempt made no step.
-        stopped: True if the recorder has ended the attempt at the planned step.
+        stopped: True if the recorder ended the attempt at the planned step.
         code: exit code of the command, negative for a signal.
         output: last lines of the command's output.
     """
@@ -53,8 +53,8 @@ class Script:
         scratch: folder for the runs' folders and for the records.
 
     Attributes:
-        workers: numbers of workers, as texts: first the number for the undisturbed run, then other numbers
-            for resuming killed runs.
+        workers: numbers of workers, as texts. The first number is for the undisturbed run; killed runs are
+            also resumed on the other numbers of workers.
     """
 
     def __init__(self, arguments: argparse.Namespace, scratch: Path) -> None:
@@ -92,7 +92,8 @@ class Script:
     def environment(self, records: Path, folder: Path) -> dict[str, str]:
         """Return the environment of an attempt that writes its records and works in these folders."""
         inject = Path(recorder.__file__).parent / "inject"
-        # The script runs in a different folder, so relative entries, and modules of -m, need absolute paths.
+        # The script runs in a different folder, so relative entries of PYTHONPATH, and modules of -m, need
+        # absolute paths.
         search = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
         search += [os.getcwd()] if "-m" in self._words else []
         return os.environ | {
@@ -108,9 +109,10 @@ class Script:
         """Run the command until it has made the planned step, or ends.
 
         Args:
-            folder: working folder; an attempt resumes where the previous one in this folder was killed.
-            plan: number of the last step ("stop"), counted from the start of the training; seconds until the
-                signal ("hold_s"); numbers of the undisturbed steps, by their weights ("weights").
+            folder: working folder; an attempt resumes where the previous attempt in this folder was killed.
+            plan: dictionary. "stop" is the number of the last step, counted from the start of the training;
+                "hold_s" has the seconds until the signal; "weights" has the numbers of the undisturbed steps,
+                by their weights.
             workers: number of workers, as a text.
             kill: True: end the attempt by SIGKILL, whatever signal the script is checked with.
 
@@ -123,7 +125,8 @@ class Script:
         output = records / "output"
         in_time = True
         async with self._slots:
-            # Each attempt can read a file from its beginning, but not a terminal or a pipe.
+            # Only a file is passed on as standard input, because each attempt can read a file from its
+            # beginning, but not a terminal or a pipe.
             source = "/dev/stdin" if stat.S_ISREG(os.fstat(0).st_mode) else os.devnull
             with open(source, "rb") as given, output.open("wb") as out:
                 child = subprocess.Popen(

@@ -175,7 +175,7 @@ class Check:
         begun = [self._begin(steps, kill=True), *(self._begin(kills[0]) for _ in workers)]
         (_, self._undisturbed), *attempts = await asyncio.gather(*begun)
         total = len(self._undisturbed[0])
-        if total < steps:  # The script ends earlier, so the kills have to come earlier.
+        if total < steps:  # If the script ends earlier than requested, the kills must also come earlier.
             self._arguments.steps = total
             return await self.run()
         self._report = report = Report(steps, len(self._undisturbed))
@@ -189,7 +189,7 @@ class Check:
         for (folder, _), chain, count in zip(attempts, chains, workers, strict=True):
             await self._resume(folder, chain, count)
         if not report.findings and not any(kill.resumed_at for kill in report.kills):
-            # A checkpoint that is written in the background may not have been complete.
+            # If a checkpoint is written in the background, it may not have been complete at the kill.
             folder, _ = await self._begin(kills[-1], hold_s=_HOLD_S)
             await self._resume(folder, kills[-1:], workers[0])
         if not report.findings and not any(kill.resumed_at for kill in report.kills):
@@ -199,7 +199,8 @@ class Check:
 
     def _kills(self, total: int) -> list[int]:
         """Return the steps after which a training of `total` steps is killed."""
-        # The resumed run has a step to compare, even if the script makes one more step after a signal.
+        # The last kill comes early enough that the resumed run has a step to compare, even if the script
+        # makes a further step after a signal.
         later = range(max(1, total // 4), total - 1)
         drawn = random.Random(self._arguments.seed).sample(later, min(self._arguments.kills, len(later)))
         kills = sorted(self._arguments.kill_at or drawn)

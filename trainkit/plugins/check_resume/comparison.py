@@ -1,4 +1,4 @@
-"""Comparison of a resumed training with an undisturbed one, as pure functions of their records."""
+"""Comparison of a resumed training with an undisturbed training, as pure functions of their records."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ADVICE = {
     "began again": "write a checkpoint into the working folder or {run} in these steps; load it at the start",
     "not reproducible": "seed torch, numpy and random, and keep all files in the working folder or {run}",
 }
-"""Changes of the script, by the kind of a difference."""
+"""Advice on how to change the script, by the kind of a difference."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ def align(undisturbed: Sequence[Step], resumed: Step) -> int:
     """Return the index of the undisturbed step that `resumed`, the first step after a resume, repeats.
 
     The function chooses the step whose weights fit. With a learning rate of 0, for example, the weights of
-    several steps fit equally well. It then chooses the step that is equal in most other respects, and the
-    last of several such steps.
+    several steps fit equally well. Among such steps, the function chooses the step that is equal in most
+    other respects, and the last of several such steps.
     """
 
     def likeness(index: int) -> tuple[bool, int, int, int]:
@@ -126,7 +126,8 @@ def compare(undisturbed: Ranks, resumed: Ranks, first: int) -> list[Finding]:
 def compare_on_others(undisturbed: Ranks, resumed: Ranks, first: int, tolerance: float) -> list[Finding]:
     """Return the differences of a run on a different number of ranks, at the first step that differs.
 
-    The settings, and the samples of all ranks together, must be equal. Weights may differ by rounding.
+    The settings, and the samples of all ranks together, must equal those settings and samples of the
+    undisturbed run. Weights may differ by rounding.
 
     Args:
         undisturbed: steps of the undisturbed run.
@@ -284,8 +285,8 @@ def epochs_of(steps: Sequence[Step]) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     seen, epoch, offset = set[str](), 1, 0
     for step in steps:
-        # A loss function is a module, too. Its samples are labels, which repeat within an epoch, so only the
-        # model's samples count.
+        # A loss function is a module, too. The samples of a loss function are labels, which repeat within an
+        # epoch, so only the model's samples count.
         model = step.batches[0][0] if step.batches else ""
         samples = {sample for name, batch in step.batches if name == model for sample in batch}
         if samples & seen:

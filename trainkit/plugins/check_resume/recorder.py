@@ -1,10 +1,10 @@
 """Recorder of a training's steps, which runs in the processes of the checked script.
 
 The recorder changes nothing that the training computes: it reads tensors and generators, and draws no random
-numbers. It uses hooks that torch calls for every optimizer, and it wraps two functions of torch through which
-every framework goes: `Module.__call__` and `autograd.backward`. It writes a line of JSON for each optimizer
-step, and hands it to the kernel at once, so that a kill loses no line. This file uses only the standard
-library and torch, see `inject/sitecustomize.py`.
+numbers. The recorder uses hooks that torch calls for every optimizer, and wraps two functions of torch that
+every framework uses: `Module.__call__` and `autograd.backward`. For each optimizer step, the recorder writes
+a line of JSON, and hands the line to the kernel at once, so that a kill loses no line. This file uses only
+the standard library and torch, see `inject/sitecustomize.py`.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class Recorder:
     def watch(self, owner: Any, name: str, level: int, record: Callable[..., None]) -> None:
         """Wrap a function of torch, so that `record` gets the arguments of its outermost calls.
 
-        A model calls its parts. A backward pass calls modules again, to compute activations of samples that
-        are recorded already. So a call is recorded only if no call of the same or of a higher level is in
-        progress.
+        A call is recorded only if no call of the same or of a higher level is in progress. This leaves out
+        the calls of a model's parts, and the calls of modules by a backward pass that computes activations of
+        recorded samples again.
         """
         import torch
 
@@ -108,7 +108,7 @@ class Recorder:
         self._used["losses"] += [float(_local(loss).double().sum()) for loss in losses]
 
     def before_step(self, optimizer: Any, args: object, kwargs: object) -> None:
-        """Keep the state with which a step begins, or end the attempt here if this is planned."""
+        """Keep the state with which a step begins, or end the attempt if this step is the planned end."""
         if self._open not in (None, optimizer):
             return  # The optimizer of the open step wraps this optimizer.
         if optimizer not in self._optimizers:
@@ -242,7 +242,7 @@ def state_of(optimizer: Any) -> dict[str, str]:
     kinds: dict[str, list[Any]] = {}
     for number, parameter in enumerate(_parameters(optimizer)):
         for name, value in optimizer.state.get(parameter, {}).items():
-            # The number of steps may be a tensor or a plain number. LBFGS has lists of tensors.
+            # The number of steps may be a tensor or a plain number. The state of LBFGS has lists of tensors.
             parts = value if isinstance(value, list) else [value]
             plain = [float(part) if getattr(part, "numel", int)() == 1 else part for part in parts]
             kinds.setdefault(str(name), []).extend([number, *plain])
@@ -280,7 +280,7 @@ class LiveState:
     def look(self, optimizers: list[Any]) -> tuple[dict[int, str], list[tuple[str, str]]]:
         """Return the names of parameters by their ids, and the state that is in no optimizer.
 
-        This state is returned as names and hashes. It consists of buffers, and of copies of the weights, such
+        The state is returned as names and hashes. It consists of buffers, and of copies of the weights, such
         as their average (EMA): a module, a dictionary with the names of parameters, or a list with their
         shapes.
         """

@@ -12,12 +12,13 @@ from trainkit.errors import TrainkitError
 
 
 class CheckError(TrainkitError):
-    """Error: the check can't be made, so its result for the script is unknown."""
+    """Failure of the check itself, after which the result for the script is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A rank's optimizer step: the state before it, what it used, and the weights after it.
+    """Optimizer step of a rank: the state before the step, the samples and losses that the step used, and the
+    weights after it.
 
     Attributes:
         rank: the rank.
@@ -69,7 +70,7 @@ def read(folder: Path) -> Ranks:
     """
     ranks: dict[int, list[Step]] = {}
     for path in sorted(folder.glob("records-*.jsonl")):
-        # A kill can cut the last line, which then has no end.
+        # If a kill has cut the last line, this line has no line end.
         steps = [Step(**json.loads(line)) for line in path.read_text().split("\n")[:-1]]
         for rank in {step.rank for step in steps}:
             if rank in ranks:

@@ -30,8 +30,8 @@ class CreatorOperator:
 
     def setup(self, config: dict[str, Any]) -> None:
         creators = self._creators
-        # RaySGD also made the data before the model, so with an equal seed the model has equal initial
-        # weights.
+        # The data is made before the model, as in RaySGD, so that with an equal seed the model has equal
+        # initial weights.
         train, validation = _loaders(creators, config)
         models = creators.model_creator(config)
         optimizers = creators.optimizer_creator(models, config)
@@ -61,9 +61,10 @@ def _loaders(creators: SimpleNamespace, config: dict[str, Any]) -> tuple[Any, An
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Hold a lock shared by this user's processes, so that only one of them at a time downloads the data."""
+    """Hold a lock that this user's processes share, so that only one process at a time downloads the data."""
     path = Path(tempfile.gettempdir()) / f"trainkit-data-{os.getuid()}.lock"
-    # O_NOFOLLOW, because a different user could place a link in the world-writable folder.
+    # O_NOFOLLOW is needed, because another user could place a link in the folder, to which all users can
+    # write.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,9 +1,9 @@
 """Errors of the runtime under the names of `ray.exceptions`.
 
 Each error that trainkit can raise is a class of `trainkit.errors`. If trainkit does not distinguish two
-errors of Ray, both names refer to the same class. Errors that programs catch, but trainkit never raises, are
-separate classes. Each class has the same base classes as in Ray, so that an `except` clause catches the same
-errors. `ray.txt` lists the errors about Ray's own internals, which have no class here.
+errors of Ray, both names refer to the same class. Errors that programs catch, but that trainkit never raises,
+are separate classes. Each class has the same base classes as in Ray, so that an `except` clause catches the
+same errors. Errors about Ray's own internals have no class in this module; `ray.txt` lists them.
 """
 
 from trainkit import errors as _errors
@@ -50,7 +50,7 @@ class PendingCallsLimitExceeded(RayError):
 
 
 class RaySystemError(RayError):
-    """Base class of internal errors of Ray; never raised here."""
+    """Base class of internal errors of Ray; trainkit never raises these errors."""
 
 
 class RayChannelError(RaySystemError):

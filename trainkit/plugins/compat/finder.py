@@ -10,7 +10,7 @@ The table has the rows of `ray.txt` and `moved.txt`, with module paths relative 
     old.module !Class                       a searcher that is not here: its import says what to use instead
     old.module =module                      a module outside trainkit
 
-Several new modules of one old module are searched in the order of their rows.
+If an old module has several new modules, they are searched in the order of their rows.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def _full(path: str) -> str:
 if TYPE_CHECKING:
     from importlib.abc import Loader
 else:
-    # A subclass of `object` behaves in the same way, and importing `Loader` would double this module's import
-    # time.
+    # The base class is `object`, because a loader need not extend `Loader`, whose import would double this
+    # module's import time.
     Loader = object
 
 
@@ -123,7 +123,7 @@ def find(path: str, others: Iterable[Any], search: Sequence[str] | None) -> Modu
 
 
 class ServedModule(ModuleType):
-    """Module without a file. Importing a submodule does not replace an object of the same name."""
+    """Module without a file. The import of a submodule does not replace an object of the same name."""
 
     def __setattr__(self, name: str, value: object) -> None:
         _, object_there = table()[self.__name__].names.get(name, ("", ""))

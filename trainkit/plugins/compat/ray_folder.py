@@ -38,7 +38,7 @@ class RayFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._histories: dict[str, list[dict[str, Any]]] = {}  # several methods share this cached value
+        self._histories: dict[str, list[dict[str, Any]]] = {}  # the cache is used by several methods
 
     def __enter__(self) -> Self:
         return self
@@ -57,7 +57,7 @@ class RayFolder:
         return [self._trial(index, trial_id, folder) for index, (trial_id, folder) in enumerate(found)]
 
     def history(self, trial_id: str) -> list[dict[str, Any]]:
-        """Return the reports of a trial by iteration; of a repeated iteration, only the later report."""
+        """Return the reports of a trial by iteration; if an iteration is repeated, only the later report."""
         if trial_id not in self._histories:
             reports = _lines(self._folders[trial_id] / RESULTS)
             by_iteration = {

@@ -70,8 +70,8 @@ def map_unordered(
 class _Arriving:
     """Set of object references, divided into finished and pending references.
 
-    The pending references are checked only when no finished reference is left. A check before each chunk
-    would take time quadratic in the number of references.
+    The pending references are checked only when no finished reference is left. If all references were checked
+    before each chunk, the total time would be quadratic in the number of references.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ def deregister_serializer(cls: type) -> None:
 
 @dataclass(frozen=True, eq=False)
 class FailureTuple:
-    """Part of a value that prevents the value from being pickled.
+    """Part of a value because of which the value can't be pickled.
 
     Attributes:
         obj: the part itself.
@@ -187,7 +187,8 @@ def inspect_serializability(
         print_file: file for the message; None means standard output.
 
     Returns:
-        `True` and an empty set, or `False` and a set of one `FailureTuple` on the part that can't be sent.
+        `True` and an empty set, or `False` and a set with one `FailureTuple`, which describes the part that
+        can't be sent.
     """
     del depth
     shown = name or getattr(base_obj, "__qualname__", None) or repr(base_obj)

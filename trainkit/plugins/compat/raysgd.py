@@ -68,8 +68,8 @@ class AverageMeter:
 class AverageMeterCollection:
     """Means and last values of the metrics of an epoch, in the form that `train_epoch` and `validate` return.
 
-    trainkit's default training and validation loops do not use this class. Unlike this class, they count only
-    the real samples of an uneven last batch.
+    trainkit's default training and validation loops do not use this class. These loops count only the real
+    samples of an uneven last batch, whereas this class counts all samples.
     """
 
     def __init__(self) -> None:

@@ -104,7 +104,7 @@ class TableReporter(ProgressReporter):
         words = "seconds between two reports"
         require_number("max_report_frequency", self.max_report_frequency, words, least=0)
         require_mode(self.mode)
-        # The copy keeps the user's arguments, because a subclass may change the attributes.
+        # The copy of this object keeps the user's arguments, because a subclass may change the attributes.
         self._asked = copy.copy(self)
         self._infer = self.metric_columns is None
         self._metric_columns = _as_columns(DEFAULT_COLUMNS if self._infer else self.metric_columns or {})
@@ -219,7 +219,9 @@ class TableReporter(ProgressReporter):
         return [first, *(shortened(cell, self._asked.max_column_length) for cell in cells)]
 
     def _chosen(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Return the trials to show: running, failed and latest trials, or the best if sorted by metric."""
+        """Return the trials to show: running, failed and latest trials, or the best trials if the table is
+        sorted by metric.
+        """
         if self._asked.sort_by_metric:
             return sorted(trials, key=lambda trial: -self._score(trial))[: self._asked.max_progress_rows]
         first = sorted(trials, key=lambda trial: (_RANK.get(trial.status, 2), -trial.index))
@@ -282,7 +284,7 @@ class JupyterNotebookReporter(TableReporter):
                 importlib.import_module("IPython.display").clear_output(wait=True)
             self._output = NotebookDisplay(display)
         self._output.show(*tables)
-        if done:  # the output is dropped, because the next experiment prints in a different cell
+        if done:  # the output is forgotten, because the next experiment prints in a different cell
             self._output = None
 
 

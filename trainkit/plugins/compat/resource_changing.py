@@ -1,8 +1,8 @@
 """Scheduler that changes the resources of trials while they run, in addition to any base scheduler.
 
-The resources that are free at a trial's report are not stored in any log. Therefore the log contains each new
-reservation. A replay does not call the allocation function: `on_trial_request` passes each trial's
-reservation from the log to the scheduler.
+The log does not record which resources are free at a trial's report, but it records each new reservation. So
+a replay does not call the allocation function: `on_trial_request` passes each trial's reservation from the
+log to the scheduler.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class DistributeResources:
             trial's only bundle.
         increase_by: resources of one unit, such as {"CPU": 2}. None: 1 GPU if trials begin with GPUs, else 1
             CPU; with `add_bundles`, a copy of the last bundle that trials begin with.
-        increase_by_times: maximum number of units that a trial receives; below 1: no limit. Needs
-            `increase_by`.
+        increase_by_times: maximum number of units that a trial receives; numbers below 1 mean no limit. If
+            this argument is given, `increase_by` must be given too.
         reserve_resources: resources that are never added to a trial's initial reservation.
 
     Raises:
@@ -135,7 +135,8 @@ class DistributeResources:
 
     def _wanted(self, trial: Trial, there: Situation) -> int:
         """Return the number of units that the reporting trial should have beyond its first reservation."""
-        # Rounding up lets some trials receive one unit more than others while units are free.
+        # The share is rounded up, so that some trials receive one unit more than other trials while units are
+        # free.
         share = -(-there.spare // len(there.live))
         return min(share, there.has[trial.trial_id] + there.free)
 
@@ -206,7 +207,7 @@ class DistributeResourcesToTopJob(DistributeResources):
         growing = [
             one for one in there.live if not limited or there.has[one.trial_id] < self.increase_by_times
         ]
-        # Of equally good trials, `max` always returns the first.
+        # If several trials are equally good, `max` returns the first of them.
         best = max(growing, key=lambda one: _score(one, metric, mode), default=None)
         is_best = best is not None and best.trial_id == trial.trial_id
         return own + max(there.free, 0) if is_best else own
@@ -259,8 +260,8 @@ class ResourceChangingScheduler(TrialScheduler):
         base_scheduler: scheduler that makes all other decisions; None: a FIFOScheduler.
         resources_allocation_function: allocation function, called as `f(tune_controller, trial, result,
             scheduler)`. `tune_controller` is an `ExperimentView`, with `existing`, `free` and
-            `get_live_trials()`. It returns a `PlacementGroupFactory`, a dictionary such as {"cpu": 2}, or
-            None for no change. If the argument is None, reservations never change.
+            `get_live_trials()`. The function returns a `PlacementGroupFactory`, a dictionary such as {"cpu":
+            2}, or None for no change. If no function is given, reservations never change.
 
     Raises:
         ConfigError: `base_scheduler` is not a scheduler, or `resources_allocation_function` is not a
@@ -275,8 +276,8 @@ class ResourceChangingScheduler(TrialScheduler):
         resources_allocation_function: Allocation | Mapping[str, Any] | None = evenly_distribute_cpus_gpus,
     ) -> None:
         base, allocate = base_scheduler, resources_allocation_function
-        # The property `arguments` describes a built-in function by a mapping; a restored experiment passes it
-        # here.
+        # The property `arguments` describes a built-in function by a mapping. A restored experiment passes
+        # this mapping as the argument.
         if isinstance(allocate, Mapping):
             allocate = _OURS[allocate["class"]](**allocate["arguments"])
         base = FIFOScheduler() if base is None else base
@@ -290,7 +291,8 @@ class ResourceChangingScheduler(TrialScheduler):
             )
         super().__init__(base.time_attr, base.metric, base.mode)
         self.base_scheduler = base
-        # The base scheduler decides about the trials, so its label and its choice of notifications apply.
+        # The base scheduler decides about the trials, so the label and the notifications of the base
+        # scheduler apply.
         self.label, self.hears_again = base.label, base.hears_again  # type: ignore[misc]
         self._allocate = allocate
         self._view: ExperimentView | None = None
@@ -309,7 +311,7 @@ class ResourceChangingScheduler(TrialScheduler):
         """Resources that each trial reserves at its first start; None before the first report."""
         return self._base
 
-    # Allocation functions that were written for Ray use this name.
+    # Allocation functions that were written for Ray read the reservation under this name.
     _base_trial_resources = base_trial_resources
 
     def request_of(self, trial: Trial) -> PlacementGroupFactory:
@@ -348,8 +350,8 @@ class ResourceChangingScheduler(TrialScheduler):
     def see(self, view: ExperimentView) -> None:
         self._view = view
         self.base_scheduler.see(view)
-        # If the program was killed after a trial was paused and before its resources changed, only this loop
-        # makes the trial resume.
+        # If the program was killed after a trial was paused and before its resources were changed, only this
+        # loop lets the trial resume.
         for trial in view.get_trials():
             if trial.status is TrialStatus.PAUSED and trial.trial_id not in self._theirs:
                 self._ours.setdefault(trial.trial_id)

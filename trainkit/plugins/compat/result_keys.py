@@ -14,8 +14,8 @@ PID = "pid"
 HOSTNAME = "hostname"
 NODE_IP = "node_ip"
 
-# Trials report these keys. If a trial reports a plain number instead of a dictionary, it is stored under the
-# first key.
+# Trials report these keys. If a trial reports a plain number and not a dictionary, the number is stored under
+# the first key.
 DEFAULT_METRIC = "_metric"
 SHOULD_CHECKPOINT = "should_checkpoint"
 TIMESTEPS_THIS_ITER = "timesteps_this_iter"

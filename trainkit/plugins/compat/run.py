@@ -34,7 +34,10 @@ Front = TypeVar("Front", bound=Callable[..., Any])
 
 
 class _RunTuner(Tuner):
-    """Tuner that accepts a metric without a mode, as Ray's `run` does. Only `get_best_result` needs both."""
+    """Tuner that accepts a metric without a mode, as Ray's `run` does.
+
+    Only `get_best_result` needs both metric and mode.
+    """
 
     _needs_both = False
 
@@ -165,9 +168,9 @@ def run(
             often.
         storage_path: folder in which experiments are stored; `local_dir` is an older name of this argument.
         storage_filesystem: see `RunConfig`.
-        search_alg: search algorithm that suggests configurations, or the name of one.
-        scheduler: scheduler that decides which trials stop early, or the name of one.
-        checkpoint_config: settings for when checkpoints are saved and which are kept.
+        search_alg: search algorithm that suggests configurations, or the name of a search algorithm.
+        scheduler: scheduler that decides which trials stop early, or the name of a scheduler.
+        checkpoint_config: rules for saving and keeping checkpoints.
         verbose: see `RunConfig`; None means 1.
         progress_reporter: see `RunConfig`.
         log_to_file: see `RunConfig`.
@@ -180,7 +183,7 @@ def run(
         resume: True: resume the experiment `name`. "AUTO": resume it if it exists, otherwise begin it. With
             "+ERRORED" or "+RESTART_ERRORED" added, failed trials are included. "ERRORED_ONLY" resumes only
             failed trials.
-        resume_config: settings for which trials to resume, in more detail than `resume`.
+        resume_config: rules for resuming trials, in more detail than `resume`.
         reuse_actors: see `TuneConfig`.
         raise_on_failed_trial: True: raise an error after all trials have ended if a trial has the status
             ERROR.
@@ -193,7 +196,7 @@ def run(
         checkpoint_at_end: see `CheckpointConfig`. Here, None means False.
         chdir_to_trial_dir: see `RunConfig`.
         local_dir: see `storage_path`.
-        obsolete: arguments of older versions of Ray. They only cause a warning.
+        obsolete: arguments of older versions of Ray, which only cause a warning.
 
     Raises:
         TrialError: a trial failed, and `raise_on_failed_trial` is True. The results are on disk anyway.
@@ -253,7 +256,7 @@ def run_experiments(
         settings: further arguments of `tune.run`, used for every experiment.
 
     Raises:
-        ConfigError: `experiments` has a form other than these; see also `tune.run`.
+        ConfigError: `experiments` has an unsupported form; see also `tune.run`.
     """
     del concurrent
     trials: list[Any] = []
@@ -291,7 +294,7 @@ def _resumed(
     if not wish.wanted:
         return None
     if run_config.name is None:
-        # Without a given name, a new name is generated, so no existing experiment can have it.
+        # If no name is given, a new name is generated, so no existing experiment can have this name.
         if not wish.required:
             return None
         raise ConfigError(f"resume={resume!r} needs the name of the experiment: pass name=...")
@@ -353,8 +356,8 @@ def obsolete_words(given: Iterable[str], known: Iterable[str]) -> str:
     """Return a message on the arguments without effect and their alternatives; '' if `given` is empty.
 
     Args:
-        given: argument names that this `tune.run` does not have.
-        known: argument names that this `tune.run` has.
+        given: names of given arguments that trainkit's `tune.run` does not have.
+        known: names of the arguments of trainkit's `tune.run`.
 
     Raises:
         ConfigError: no version of Ray has such an argument; the message suggests a similar name.
@@ -406,7 +409,8 @@ def checkpoint_settings(
 
 @dataclass(frozen=True)
 class Resuming:
-    """Choice between resuming an experiment and beginning a new one, made by the arguments of `tune.run`.
+    """Choice between resuming an experiment and beginning a new experiment, made by the arguments of
+    `tune.run`.
 
     Attributes:
         wanted: True: resume the experiment if it exists.

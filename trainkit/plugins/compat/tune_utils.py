@@ -30,7 +30,8 @@ def flatten_dict(
     prevent_delimiter: bool = False,
     flatten_list: bool = False,
 ) -> dict[str, Any]:
-    """Convert a nested dictionary to a flat one, with keys such as "a/b"; empty dictionaries are left out.
+    """Convert a nested dictionary to a flat dictionary, with keys such as "a/b"; empty dictionaries are left
+    out.
 
     Args:
         dt: nested dictionary.
@@ -56,7 +57,7 @@ def flatten_dict(
 
 
 def unflatten_dict(dt: Mapping[str, Any], delimiter: str = "/") -> dict[str, Any]:
-    """Convert a flat dictionary back to a nested one. This reverses `flatten_dict`."""
+    """Convert a flat dictionary back to a nested dictionary. This function reverses `flatten_dict`."""
     nested: dict[str, Any] = {}
     for path, value in dt.items():
         *outer, last = path.split(delimiter)
@@ -106,8 +107,8 @@ def wait_for_gpu(
         True, as soon as the GPU is free.
 
     Raises:
-        RuntimeError: the GPU was still in use at the last check, no GPU exists, or this process has
-            requested none and `gpu_id` is None.
+        RuntimeError: the GPU was still in use at the last check; no GPU exists; or `gpu_id` is None and this
+            process has requested no GPU.
         ValueError: the GPU `gpu_id` does not exist.
     """
     del gpu_memory_limit
@@ -171,7 +172,7 @@ def validate_save_restore(
         num_gpus: argument of Ray without effect. The trainable can use all GPUs that this process can use.
 
     Returns:
-        True. Errors that the class raises are not caught.
+        True if the check succeeds. Errors that the class raises are not caught.
 
     Raises:
         AssertionError: after resuming, the second instance does not count iterations from the saved number.

@@ -1,4 +1,7 @@
-"""Rules on who may send requests to a dashboard server; needs no packages of the servers."""
+"""Rules on who may send requests to a dashboard server.
+
+This module needs none of the packages that the servers need.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,15 @@ class Access:
 
     def __post_init__(self) -> None:
         if not self._is_loopback:
-            # The names are looked up now, because a slow lookup during a request would delay the answer.
+            # The names of the machine are looked up in advance, because a slow lookup during a request would
+            # delay the answer.
             _ = self._names
 
     def knows_host(self, header: str) -> bool:
         """Return True if the header `Host` of a request names this server.
 
         A foreign site can make its own name point to this machine (DNS rebinding), so only the machine's own
-        names are accepted. IP addresses are also accepted, because DNS rebinding needs a name.
+        names are accepted. IP addresses are also accepted, because DNS rebinding only works with a name.
         """
         match = _HOST.fullmatch(header)
         if match is None:

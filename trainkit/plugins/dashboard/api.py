@@ -91,8 +91,8 @@ def experiment(call: Call) -> dict[str, Any]:
     settings, space = settings_of(facts), space_of(facts)
     return {
         **call.server.board.summary(folder),
-        # The summary's objectives already contain the metric and the mode, so these two settings are left
-        # out.
+        # The metric and the mode are left out of the settings, because the summary's objectives already
+        # contain them.
         "settings": {name: value for name, value in settings.items() if name not in ("metric", "mode")},
         "space": space,
         "columns": {
@@ -436,4 +436,7 @@ STEERING = tuple(
     )
     for verb, summary in VERBS.items()
 )
-"""Endpoints that steer an experiment. Each one answers after the experiment's process has run the command."""
+"""Endpoints that steer an experiment.
+
+Each of these endpoints answers after the experiment's process has run the command.
+"""

@@ -131,10 +131,10 @@ class Call:
         server: server that received the request.
         path: values of the placeholders in the endpoint's path.
         query: parsed values of the parameters that the endpoint declares.
-        others: further parameters as strings, if the endpoint accepts any parameters.
+        others: further parameters as strings, if the endpoint accepts parameters of any name.
         body: fields of the request's body.
-        gone: event that is set when the client disconnects; used only by endpoints that wait and are not
-            `in_turn`.
+        gone: event that is set when the client disconnects. It is used only by endpoints that wait and are
+            not `in_turn`.
     """
 
     server: Server
@@ -187,7 +187,7 @@ class Endpoint:
         is_async: True: `run` is a coroutine function. False: `run` is called in a thread.
         waits: True: `run` waits for another process, so it runs in a separate pool of threads.
         in_turn: used if `waits` is True. True: `run` begins after earlier requests to the same session are
-            answered. False: `run` may run concurrently with them.
+            answered. False: `run` may run concurrently with earlier requests.
         method: "GET", "POST" or "PUT".
     """
 

@@ -68,7 +68,7 @@ class ServeAgents(Command):
 async def _serve(server: Any) -> None:
     """Serve requests on standard input until it ends; answer lines that are not messages with an error."""
     anyio, transport = sys.modules["anyio"], load("mcp.server.stdio", "agents' tools", "mcp")
-    # The server has no public method that accepts streams, so a private attribute is used.
+    # A private attribute of the server is used, because the server has no public method that accepts streams.
     core = server._lowlevel_server
     async with transport.stdio_server() as (read, write), anyio.create_task_group() as group:
         messages, received = anyio.create_memory_object_stream(0)
@@ -140,8 +140,10 @@ def _cut(value: Any) -> Any:
 READING = ("list_experiments", "show_experiment", "list_trials", "show_trial", "why", "logs")
 """Tools that read experiments."""
 STEERING = ("pause", "resume", "stop", "add", "prioritise", "set")
-"""Tools that steer a running experiment. Each returns after the experiment's program has carried out the
-command."""
+"""Tools that steer a running experiment.
+
+Each of these tools returns after the experiment's program has carried out the command.
+"""
 
 
 class Tools:
@@ -232,7 +234,7 @@ class Tools:
 
         Args:
             experiment: its name.
-            trial: id, name or number of the trial, or the beginning of one.
+            trial: id, name or number of the trial, or the beginning of its id.
             reports: number of last reports to show, up to 200.
         """
         one = self._experiment(experiment)
@@ -273,8 +275,7 @@ class Tools:
 
         Args:
             experiment: its name.
-            trial: id, name or number of the trial, or the beginning of one; default: the experiment as a
-                whole.
+            trial: id, name or number of the trial, or the beginning of its id; default: the experiment as a whole.
         """
         lines = experiment_lines(self._experiment(experiment).folder, trial)
         cut = max(0, len(lines) - MAX_LINES)
@@ -286,7 +287,7 @@ class Tools:
 
         Args:
             experiment: its name.
-            trial: id, name or number of the trial, or the beginning of one.
+            trial: id, name or number of the trial, or the beginning of its id.
             search: text that a line must contain; upper and lower case are not distinguished.
             lines: maximum number of lines from each file of output, up to 1000.
         """
@@ -302,7 +303,7 @@ class Tools:
 
         Args:
             experiment: its name.
-            trial: id, name or number of the trial, or the beginning of one; default: all trials.
+            trial: id, name or number of the trial, or the beginning of its id; default: all trials.
         """
         return self._command("pause", experiment, trial)
 
@@ -311,7 +312,7 @@ class Tools:
 
         Args:
             experiment: its name.
-            trial: id, name or number of the trial, or the beginning of one; default: all trials.
+            trial: id, name or number of the trial, or the beginning of its id; default: all trials.
         """
         return self._command("resume", experiment, trial)
 
@@ -320,7 +321,7 @@ class Tools:
 
         Args:
             experiment: its name.
-            trial: id, name or number of the trial, or the beginning of one; default: the whole experiment.
+            trial: id, name or number of the trial, or the beginning of its id; default: the whole experiment.
         """
         return self._command("stop", experiment, trial)
 
@@ -338,7 +339,7 @@ class Tools:
 
         Args:
             experiment: its name.
-            trial: id, name or number of the trial, or the beginning of one.
+            trial: id, name or number of the trial, or the beginning of its id.
         """
         return self._command("prioritise", experiment, trial)
 

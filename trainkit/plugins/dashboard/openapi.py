@@ -34,7 +34,7 @@ def many(schema: Schema) -> Schema:
 
 
 def record(fields: dict[str, Schema]) -> Schema:
-    """Return the schema of an object that has exactly these fields."""
+    """Return the schema of an object that has exactly the given fields."""
     return {
         "type": "object",
         "properties": fields,

@@ -58,7 +58,7 @@ class OptunaDashboard(ThreadingMixIn, WSGIServer):
 
     def __init__(self, root: Path, port: int = 0) -> None:
         app = load("optuna_dashboard", "Optuna's pages", "optuna-dashboard")
-        # This module imports Optuna, which is installed because optuna-dashboard needs it.
+        # The next import needs Optuna, which is installed because optuna-dashboard needs it.
         storages = importlib.import_module("trainkit.plugins.integrations.optuna_storage")
         self.storage: ExperimentStorage = storages.ExperimentStorage(root)
         self.token = secrets.token_urlsafe(24)
@@ -133,5 +133,5 @@ def _sent(
 
 
 def _refusal(start: Start, status: HTTPStatus, words: str) -> Iterable[bytes]:
-    # Optuna's pages expect this form.
+    # The errors have the form that Optuna's pages expect.
     return _sent(start, json.dumps({"reason": words}).encode(), "application/json", status=status)

@@ -24,13 +24,14 @@ REQUEST_S = 10.0
 MAX_CONNECTIONS = 256
 """Maximum number of connections of all clients together.
 
-If more than half of them exist, each new connection closes the connection that has waited longest for a
-request.
+If more than half of this number of connections exist, each new connection closes the connection that has
+waited longest for a request.
 """
 READ_S = 30.0
 """Seconds that a client has to continue reading an answer after the output buffer has become full."""
 
-# Inline styles are allowed, because Plotly sets them. Scripts are allowed only from files of the server.
+# Inline styles are allowed, because Plotly sets inline styles. Scripts are allowed only from files of the
+# server.
 _CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -65,8 +66,8 @@ def _closing(status: int, words: str) -> Response:
 
 
 class Guard:
-    """Middleware that refuses requests that are not from the user. It reads the bodies of all others
-    completely, into `scope["body"]`.
+    """Middleware that refuses requests that are not from the user. The middleware reads the bodies of all
+    other requests completely, into `scope["body"]`.
 
     Args:
         app: application to protect.
@@ -177,8 +178,9 @@ class BoundedConnection(H11Protocol):
         super().__init__(*args, **kwargs)
         self._head, self._reader = _Deadline(), _Deadline()
         self.waits_since = math.inf
-        """Event loop's time since which this connection waits for a complete request; infinity during an
-        answer."""
+        """Time, by the clock of the event loop, since which this connection waits for a complete request;
+        infinity during an answer.
+        """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

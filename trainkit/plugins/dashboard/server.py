@@ -2,7 +2,7 @@
 
 By default, the server listens on this machine only. The server's pages contain no data. All data comes from
 paths below `/api`, which require the token in the printed address, as `Authorization: Bearer TOKEN`. Cookies
-are not used, so that requests from pages of other sites carry no credentials.
+are not used, so that requests from pages of other sites contain no credentials.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ def _listening(host: str, port: int) -> socket.socket:
         raise DashboardError(
             f"port {port} of {host} cannot be used: {why}; choose another --port or --host"
         ) from error
-    # This option is set here, because accepted connections inherit it. asyncio sets it only for sockets with
-    # an explicit protocol number, which this socket lacks. Without the option, each answer's body would wait
-    # 40 ms until the client acknowledges the head.
+    # The option TCP_NODELAY is set on the listening socket, because accepted connections inherit it. asyncio
+    # sets the option only for sockets with an explicit protocol number, which this socket does not have.
+    # Without the option, each answer's body would wait 40 ms until the client acknowledges the head.
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return made

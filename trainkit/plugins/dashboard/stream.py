@@ -22,11 +22,13 @@ from trainkit.tune.core.metrics import encode
 EVERY_S = 0.6
 """Seconds between two checks for changes."""
 QUIET_S = 10.0
-"""Seconds without changes after which a comment is sent, which shows the client that the stream is alive."""
+"""Seconds without changes after which a comment is sent, so that the client knows that the stream is
+alive.
+"""
 SHARE = 10
 """Pause after a check, as a multiple of the check's CPU time; the pause is at least as long as the check.
 
-CPU time is used because on a busy machine, a check mostly waits for a CPU.
+The pause depends on CPU time, because on a busy machine, a check mostly waits for a CPU.
 """
 MAX_ROWS = 200
 """Maximum number of changed trials that an event contains. If more trials have changed, the page must request
@@ -40,7 +42,8 @@ class Since(NamedTuple):
     """State of an experiment or list that a client already knows.
 
     Attributes:
-        generation: generation of the table of trials that the client knows; None if it knows nothing yet.
+        generation: generation of the table of trials that the client knows; None if the client knows nothing
+            yet.
         seq: sequence number of the last log entry that was sent.
         shown: summary or list that was sent last, as JSON.
     """
@@ -61,7 +64,7 @@ class ExperimentWatch:
     def __init__(self, board: Board, folder: Path) -> None:
         self.name = f"experiment {folder.name}"
         self._board, self._folder = board, folder
-        # The table is held here, because a new table would count its generations from 0 again.
+        # This object keeps the table, because a new table would count its generations from 0 again.
         self._table = board.table(folder)
 
     def __call__(self, since: Since) -> tuple[Since, Change | None]:

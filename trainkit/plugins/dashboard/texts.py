@@ -1,4 +1,4 @@
-"""Words about an experiment: its settings, its space, and the last lines that its trials printed."""
+"""Texts about an experiment: its settings, its search space, and the last lines that its trials printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Threads that answer requests, with limits for concurrent requests; equal requests share an answer."""
+"""Threads that answer requests, with limits for the number of concurrent requests.
+
+Equal requests share an answer.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,9 @@ class Threads:
     """Threads of one server. Different kinds of work use different threads, so that no kind blocks another
     kind.
 
-    Each session receives only one request at a time. A request that waits for the answer to the previous one
-    does not occupy a thread. Traces and commands may take long, so up to MAX_BESIDE of each run concurrently.
+    Each session receives only one request at a time. A request that waits for the answer to the previous
+    request does not occupy a thread. Traces and commands may take long, so up to MAX_BESIDE traces and up to
+    MAX_BESIDE commands run concurrently.
     """
 
     def __init__(self) -> None:
@@ -57,7 +61,7 @@ class Threads:
         try:
             async with shared.lock:
                 if shared.begun == begun:
-                    # This pause lets equal requests of the same moment join before the call begins.
+                    # During this pause, equal requests of the same moment can join before the call begins.
                     await asyncio.sleep(0)
                     shared.begun += 1
                     shared.made = asyncio.ensure_future(make())
@@ -67,7 +71,7 @@ class Threads:
                 made: T = await asyncio.shield(shared.made)
                 return made
         finally:
-            del shared  # Otherwise, the traceback of an error would keep this object in memory.
+            del shared  # Without this line, the traceback of an error would keep the object in memory.
 
     async def read(self, function: Callable[[], T], experiment: str | None) -> T:
         """Run a function in a thread; `experiment` names the experiment that it reads, or is None."""

@@ -1,5 +1,5 @@
 """Integrations with other tools, one per file: tracking services, and libraries that report during training.
 
 Import each file by its own name, as in `from trainkit.plugins.integrations.mlflow import
-MLflowLoggerCallback`; the tool must be installed.
+MLflowLoggerCallback`; the tracking service's or library's package must be installed.
 """

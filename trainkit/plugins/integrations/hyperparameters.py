@@ -18,7 +18,7 @@ _PRIMITIVE = (str, int, float, bool, type(None))
 
 @dataclass
 class Hyperparameter(result_grid.Hyperparameter):
-    """Hyperparameter whose values must all be added before a property is read."""
+    """Hyperparameter with its values. All values must be added before a property is read."""
 
     name: str
     domain: Domain | GridSearch | None = None
@@ -69,7 +69,9 @@ class Hyperparameter(result_grid.Hyperparameter):
 
     @cached_property
     def is_log(self) -> bool:
-        """True if the domain is logarithmic, or is unknown and the values span a factor of 1000 or more."""
+        """True if the domain is logarithmic, or if the domain is unknown and the values span a factor of 1000
+        or more.
+        """
         low, high = self.bounds
         if low <= 0:
             return False
@@ -121,7 +123,9 @@ def _leaves(value: Any, node: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _branch(value: Any, options: Sequence[Any]) -> Any:
-    """Return the option from which `value` was sampled, if options have inner domains; otherwise None."""
+    """Return the option of a choice from which `value` was sampled, if options have inner domains; otherwise
+    None.
+    """
     if not isinstance(value, Mapping) or not any(map(_holds_domain, options)):
         return None
     alike = [each for each in options if isinstance(each, Mapping) and each.keys() == value.keys()]

@@ -31,7 +31,9 @@ class LightGBMCheckpointCallback(RoundsCallback):
     """
 
     order = 25
-    """Position among LightGBM's callbacks: after the recording of metrics, and before early stopping."""
+    """Position among LightGBM's callbacks, which is after the recording of metrics and before early
+    stopping.
+    """
     default_filename = FILENAME
 
     @classmethod

@@ -167,7 +167,8 @@ def setup_mlflow(
         run_name: name of the run; None: the trial's name.
         create_experiment_if_not_exists: True: create the experiment `experiment_name` if it is missing.
         tags: additional tags of the run.
-        rank_zero_only: True: with torch.distributed, ranks other than 0 get an object whose calls do nothing.
+        rank_zero_only: True: in a process group of torch.distributed, ranks other than 0 get an object whose
+            calls do nothing.
 
     Raises:
         ConfigError: the MLflow experiment does not exist.
@@ -189,7 +190,7 @@ def setup_mlflow(
             mlflow.set_tracking_uri(tracking_uri)
         if registry_uri is not None:
             mlflow.set_registry_uri(registry_uri)
-        # An earlier trial in this process left its run active.
+        # If a run is active, an earlier trial in this process has left it active.
         if mlflow.active_run() is not None:
             mlflow.end_run()
         client = mlflow.MlflowClient()
@@ -251,7 +252,7 @@ def _experiment_id(
         found = client.get_experiment_by_name(name)
         if found is None:
             raise
-        # Another trial has just created the experiment, so its id can be read.
+        # If another trial has just created the experiment, its id can be read.
         return str(found.experiment_id)
 
 

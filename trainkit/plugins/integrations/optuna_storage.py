@@ -1,4 +1,4 @@
-"""Optuna storage that shows experiments to tools that read such storages: plots, dashboards, extensions."""
+"""Optuna storage that shows experiments to tools that read Optuna storages: plots, dashboards, extensions."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ class ExperimentStorage(BaseStorage):
     other values of its last report.
 
     Args:
-        path: folder of one experiment, or folder that contains experiments; the latter is searched again at
-            each read.
-        metric: name of the metric that is a trial's value, or a list of several; None: the metric of each
-            experiment.
+        path: folder of one experiment, or folder that contains experiments. A folder of experiments is
+            searched again at each read.
+        metric: name of the metric that is a trial's value, or a list of several names; None: the metric of
+            each experiment.
         mode: "min" or "max", or a list with a mode for each metric; None: the mode of each experiment.
 
     Raises:
-        StoreError: the folder is missing, or the experiment's file is damaged or not an experiment's.
+        StoreError: the folder is missing, or its file is damaged or is not the file of an experiment.
         ConfigError: the experiment has no metric, and `metric` is None.
     """
 
@@ -109,7 +109,9 @@ class ExperimentStorage(BaseStorage):
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Maps each experiment that can't be a study to the reason: it has no metric, or it can't be read."""
+        """Map of each experiment that can't be a study to the reason: the experiment has no metric, or can't
+        be read.
+        """
         return dict(self._left_out)
 
     # --- experiments ------------------------------------------------------------------------------
@@ -251,7 +253,7 @@ def _direction(objective: Objective) -> StudyDirection:
 
 def _stamp(folder: Path) -> tuple[Any, ...] | None:
     """Return a stamp that changes with the experiment; None if the next change might keep the stamp."""
-    # Without this file, the folder is an experiment of Ray, whose many files have no common stamp.
+    # If this file is missing, the folder is an experiment of Ray, whose many files have no common stamp.
     if not (folder / FILENAME).exists():
         return None
     now, stamp = SYSTEM.now(), [owner_of(folder)]
@@ -276,8 +278,8 @@ def _study_of(
         objectives = given or _own_objectives(folder, reader.facts())
         trials = reader.trials()
         for trial in trials:
-            # A running trial without a process that runs the experiment was interrupted when the process was
-            # killed.
+            # If no process runs the experiment, a trial with the status running was interrupted when the
+            # process was killed.
             if owner is None and trial.status is TrialStatus.RUNNING:
                 trial.status, trial.reason = TrialStatus.PENDING, CUT_OFF
         results = [result_of(trial, folder, None, None) for trial in trials]

@@ -125,7 +125,7 @@ def trial_state(result: Result, stop: Mapping[str, Any] | None, *, has_value: bo
             return "RUNNING"
         case TrialStatus.PENDING:
             return "WAITING"
-    if stop is not None:  # a stop by the user's rule or at max_t counts as complete
+    if stop is not None:  # if the user's rule or max_t stopped the trial, it counts as complete
         early = "stop" not in stop and stop.get("rule") != "max_t"
     else:
         early = bool(result.reason) and not result.reason.startswith("finished")

@@ -182,7 +182,10 @@ def is_hyperparameters(event: bytes) -> bool:
 
 @lru_cache(maxsize=256)
 def same_record(event: bytes) -> bytes:
-    """Return the record of an event, from a cache; for events that are equal in many files."""
+    """Return the record of an event from a cache.
+
+    Use this function for events that are equal in many files.
+    """
     return records([event])[0]
 
 
@@ -201,7 +204,7 @@ def _next_state(byte: int) -> int:
 _TABLE = [_next_state(byte) for byte in range(256)]
 """CRC-32C table: next state for each byte; the reflected polynomial is 0x82F63B78."""
 _FEW = 40
-"""Minimum number of byte strings for which one vectorised pass is faster than a loop over them."""
+"""Minimum number of byte strings for which one vectorised pass is faster than a loop."""
 
 
 def _masked(texts: Sequence[bytes]) -> list[int]:
@@ -268,8 +271,8 @@ class TBXLoggerCallback(FileLoggerCallback):
     """TensorBoard logger; view the logs with `tensorboard --logdir` and the experiment's folder.
 
     Tags are the metrics' names, with nested names joined by '/'. Numbers are shown, including NaN and
-    infinities. Strings, booleans and lists are not shown. The step is `timesteps_total` if it is reported,
-    otherwise the iteration. A trial that resumes after a failure or a restore has no duplicate steps.
+    infinities. Strings, booleans and lists are not shown. The step is `timesteps_total` if trials report this
+    value, otherwise the iteration. A trial that resumes after a failure or a restore has no duplicate steps.
     """
 
     def __init__(self) -> None:
@@ -290,7 +293,7 @@ class TBXLoggerCallback(FileLoggerCallback):
             path = self._paths[trial.trial_id] = self._new_path(trial)
             parts = [same_record(file_version(self._begun))]
         parts += self._records(trial, results)
-        if trial.status.is_finished:  # a finished trial reports no more, so its state is released
+        if trial.status.is_finished:  # a finished trial makes no further reports, so its state is released
             parts += self._last_records(trial)
         with open(path, "ab") as file:
             file.write(b"".join(parts))

@@ -102,7 +102,8 @@ class TrackedTrial:
 
     Attributes:
         trial_id: id of the trial, unique in its experiment.
-        key: key, unique among all experiments, and unchanged when the experiment resumes.
+        key: key of the trial that is unique among all experiments, and that does not change when the
+            experiment resumes.
         name: name for display.
         config: hyperparameters.
         folder: folder of the trial.
@@ -120,9 +121,9 @@ class TrackedTrial:
 class TrackerCallback(FileLoggerCallback, ABC):
     """Base of callbacks for a tracking service. A subclass implements the methods that use the service.
 
-    These methods run in a separate thread. The experiment's file records how many reports of each trial the
-    service has received, so that the rest can be sent after a kill. If a trial goes back to a checkpoint, its
-    reports after the checkpoint are sent again.
+    The methods that use the service run in a separate thread. The experiment's file records how many reports
+    of each trial the service has received, so that the missing reports can be sent after a kill. If a trial
+    goes back to a checkpoint, its reports after the checkpoint are sent again.
 
     Args:
         service: name of the tracking service, for messages.
@@ -216,8 +217,8 @@ class TrackerCallback(FileLoggerCallback, ABC):
 
     def _rewrite_log(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
         status = _STATUS.get(trial.status, "")
-        # `past` reads a file lazily, which only this thread may do, so the list is made before the job is
-        # queued.
+        # `past` reads a file on first access, which only this thread may do, so the list is made before the
+        # job is queued.
         self._put("adding results", trial, partial(self._do_complete, results=list(results), status=status))
 
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
@@ -246,8 +247,8 @@ class TrackerCallback(FileLoggerCallback, ABC):
         if told.trial_id in self._open:
             return
         self._sent.setdefault(told.trial_id, 0)
-        # The trial is marked as broken until its run is open, so that after a failure, its other jobs are
-        # skipped.
+        # The trial is marked as broken until its run is open, so that the trial's other jobs are skipped
+        # after a failure.
         self._broken.add(told.trial_id)
         if not self._connected:
             self.connect()
@@ -290,7 +291,7 @@ class TrackerCallback(FileLoggerCallback, ABC):
 
 
 def running_trial() -> Any:
-    """Return the context of the trial that runs in this process; None if no trial does."""
+    """Return the context of the trial that runs in this process; None if no trial runs in this process."""
     try:
         return get_context()
     except TuneError:

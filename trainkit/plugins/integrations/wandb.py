@@ -77,7 +77,7 @@ class WandbLoggerCallback(TrackerCallback):
         self._left_to_user = self._wandb.run is not None
 
     def disconnect(self) -> None:
-        # W&B's service process ends here, unless the program has its own run.
+        # The next call ends W&B's service process, unless the program has its own run.
         if not self._left_to_user and self._wandb.run is None:
             self._wandb.teardown()
 
@@ -148,8 +148,9 @@ def setup_wandb(
         api_key: the API key. If neither the key nor a file is given, W&B uses its own key, for example from
             `wandb login`.
         api_key_file: file with the API key in its first line.
-        rank_zero_only: True: with torch.distributed, ranks other than 0 get a run that does nothing.
-        kwargs: further arguments of `wandb.init`; they override the arguments chosen here.
+        rank_zero_only: True: in a process group of torch.distributed, ranks other than 0 get a run that does
+            nothing.
+        kwargs: further arguments of `wandb.init`; they override the arguments that this function sets.
 
     Raises:
         ConfigError: both a key and a key file are given, or the file can't be read.

@@ -105,7 +105,7 @@ class Run(Command):
             _add(refused, name, nargs="?", action=_Refused, help=argparse.SUPPRESS, const=reason)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        with boot.begun():  # The session starts in the background while this block loads the launcher's code.
+        with boot.begun():  # the session starts in the background while this block loads the launcher's code
             options = options_of(arguments)
             streams = torch.RankStreams(
                 log_dir=arguments.log_dir,
@@ -222,10 +222,10 @@ def options_of(arguments: argparse.Namespace) -> ScriptOptions:
     """Return the options of the script and its ranks, as given by the flags.
 
     Raises:
-        ConfigError: the flags contradict each other, or one is not supported.
+        ConfigError: the flags contradict each other, or a flag is not supported.
     """
     for name, reason in _REFUSED.items():
-        # The parser refuses the flag itself, so the value comes from an environment variable.
+        # The parser already refuses this flag, so the value comes from an environment variable.
         if getattr(arguments, name.replace("-", "_")):
             raise ConfigError(f"{_pet(name)}: {reason}")
     if arguments.nnodes not in ("1", "1:1") or arguments.node_rank != 0:

@@ -1,4 +1,5 @@
-"""Checks in a worker that prevent libraries from training differently than requested, without any message.
+"""Checks in a worker, which raise an error or warn if a library would silently train differently than
+requested.
 
 On the CPU, Accelerate silently ignores FSDP and fp16. `PartialState()` without `cpu=True` assumes that each
 process is the only one, so each process would train a separate model. Lightning's strategies `ddp_fork`,
@@ -83,7 +84,7 @@ class _OnImport(MetaPathFinder):
         return spec
 
     def _run(self, execute: Callable[[ModuleType], None], name: str, module: ModuleType) -> None:
-        # If this call fails, the checks do not run; they stay registered for the next import.
+        # If the import fails, the checks do not run, and stay registered for the next import.
         execute(module)
         for check in self._awaited.pop(name, ()):
             check(module)

@@ -81,7 +81,7 @@ class ScriptOptions:
     use_local: bool = field(default=False, init=False)
     meets: bool = field(default=True, init=False)
     backend: str = field(default="", init=False)
-    # No timeout applies, because a rank may evaluate for hours after the others have ended.
+    # Collectives have no timeout, because a rank may evaluate for hours after the other ranks have ended.
     timeout_s: float = field(default=float("inf"), init=False)
 
     @classmethod
@@ -112,7 +112,7 @@ class ScriptOptions:
 
 
 class ScriptError(Exception):
-    """Exception that a rank's script has raised.
+    """Exception for an error that a rank's script has raised.
 
     Args:
         rank: rank whose script raised the exception.
@@ -126,12 +126,12 @@ class ScriptError(Exception):
 
 
 class RendezvousHost:
-    """Actor that serves the rendezvous store, through which ranks meet, also after the ranks have ended."""
+    """Actor that serves the rendezvous store, through which ranks meet, even after the ranks have ended."""
 
     _store: Any = None
 
     def listen(self, folder: str) -> None:
-        """Serve a new store at the launcher's port; it replaces any previous store.
+        """Serve a new store at the launcher's port; the new store replaces any previous store.
 
         Args:
             folder: folder with the socket of the launcher's `DescriptorChannel`.
@@ -281,7 +281,7 @@ def _traceback(error: BaseException) -> str:
 
 
 def descriptors(folder: str, key: str) -> list[int]:
-    """Receive open files from the launcher; return their file descriptors.
+    """Receive open files from the launcher, and return their file descriptors.
 
     Args:
         folder: folder with the socket of the launcher's `DescriptorChannel`.

@@ -24,7 +24,7 @@ _FOUND = [name for name in PACKAGES if name in sys.modules] or [
 ]
 FIRST: Any = load(next(iter(_FOUND), PACKAGES[0]), "Lightning trainers", "lightning")
 """The Lightning package whose classes the callbacks extend."""
-# Lightning uses the values that these hooks return, so no report can be made in them.
+# No report can be made in the following hooks, because Lightning uses the values that they return.
 _NO_EVENTS = frozenset({"on_save_checkpoint", "on_load_checkpoint"})
 HOOKS = frozenset(
     name
@@ -44,7 +44,7 @@ class OfEitherPackage:
         kind: Any = cls
         for package in filter(None, map(sys.modules.get, PACKAGES)):
             theirs = class_in(package, cls.NAME)
-            # `issubclass` is avoided, because its cache would become wrong if the bases of a class change.
+            # `issubclass` is not used, because its cache would become wrong when the bases of a class change.
             if theirs not in cls.__mro__:
                 own = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_named": cls}
                 kind = type(cls.__name__, (cls, theirs), own)

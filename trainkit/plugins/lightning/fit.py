@@ -4,9 +4,9 @@
                                         ▲                       setup, hooks, ...
                                         └──── before FitLoop.run, and after each epoch
 
-`fit` runs in a greenlet, a separate stack on the same thread. So Lightning's hooks run on the main thread,
-and `fit` ends by returning. Validation also runs inside the greenlet, where Lightning catches the errors of
-hooks.
+`fit` runs in a greenlet, which is a separate stack on the same thread. So Lightning's hooks run on the main
+thread, and `fit` ends by returning. Validation also runs in the greenlet, where Lightning catches the errors
+of hooks.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _origin(metric: Any) -> Origin:
 
 
 class StandIn:
-    """Context of a batch that only repeats samples: afterwards, logged values and metrics are as before.
+    """Context of a batch that only repeats samples. At its end, logged values and metrics are restored.
 
     Args:
         results: collection in which Lightning's loop stores logged values.
@@ -125,7 +125,8 @@ class StandIn:
                 setattr(metric, name, value)
 
     def _log(self, *args: Any, **kwargs: Any) -> None:
-        # Logging can't be skipped, because workers may communicate in it. So its effect is undone afterwards.
+        # Logging can't be skipped, because workers may communicate while they log. So the effect of logging
+        # is undone afterwards.
         before = {key: _kept(metric, _SUMS) for key, metric in self._results.items() if metric.is_tensor}
         self._logs(*args, **kwargs)
         for key, metric in self._results.items():
@@ -203,9 +204,9 @@ class LightningFit:
 
     Attributes:
         trainer: Lightning's trainer.
-        set_up: hyperparameters that `configure_optimizers` set; None before this method ran.
-        weight: factor for the current batch's loss, which makes the averaged gradient equal the whole batch's
-            gradient.
+        set_up: hyperparameters that `configure_optimizers` has set; None if this method has not run yet.
+        weight: factor for the current batch's loss, by which the averaged gradient becomes the gradient of
+            the whole batch.
         range_test: test that sets the learning rate of each step and reads the loss; None if no test runs.
     """
 
@@ -276,7 +277,8 @@ class LightningFit:
                 f"Lightning has trained all {trainer.max_epochs} epochs of trainer_args['max_epochs']: raise "
                 "max_epochs, or leave it out, because each call of train() trains one epoch"
             )
-        trainer.should_stop = False  # An earlier stop was already reported, and the caller may continue.
+        # The stop of an earlier epoch was already reported, and the caller may continue.
+        trainer.should_stop = False
         resize(trainer, self._limit if num_steps is None else num_steps)
         self._training, self._validation, self._batches = Meters(), Meters(), 0
         self._logged.clear()
@@ -327,7 +329,8 @@ class LightningFit:
         """Return Lightning's checkpoint without the module's weights."""
         trainer = self.trainer
         held = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        # The module is one of the operator's models, so the trainer's state already contains its weights.
+        # The weights are left out, because the module is one of the operator's models, and the trainer's
+        # state already contains its weights.
         known = trainer.lightning_module.state_dict()
         held["state_dict"] = {name: value for name, value in held["state_dict"].items() if name not in known}
         return {name: value for name, value in held.items() if name not in _NOT_KEPT}
@@ -398,7 +401,9 @@ class LightningFit:
         self._validation = Meters()
 
     def end_validation_batch(self, outputs: Any) -> None:
-        """Count a finished validation batch; if its step returned only a loss, this is named `val_loss`."""
+        """Count a finished validation batch; if its step returned only a loss, the loss is named
+        `val_loss`.
+        """
         returned = outputs if isinstance(outputs, Mapping) else {"val_loss": outputs}
         samples, counted = self._validated
         self._validation.add({**numbers_in(returned), NUM_SAMPLES: samples}, counted=counted)
@@ -411,7 +416,8 @@ class LightningFit:
     def _after_epoch(self) -> None:
         """Wait for the request of the next epoch; called after all hooks of the previous epoch."""
         if not self._await_order():
-            raise StopIteration  # Lightning then ends the loop cleanly, as at the end of a loader.
+            # Lightning ends the loop cleanly at this exception, as at the end of a loader.
+            raise StopIteration
 
     def _await_order(self) -> bool:
         """Run requests from outside of the greenlet until one returns True (continue) or False (end)."""
@@ -474,7 +480,8 @@ class LightningFit:
         """Set Lightning's state to a different function, such as "VALIDATING", during the block."""
         state = self.trainer.state
         before = state.fn, state.stage
-        # Validation or prediction must not change the random numbers of the training.
+        # The generators are restored, because validation or prediction must not change the random numbers of
+        # the training.
         generators = generator_states()
         state.fn, state.stage = (getattr(type(each), what) for each in before)
         try:
@@ -531,8 +538,8 @@ class LightningFit:
 def whole_batches(loader: Any, group: ProcessGroup) -> tuple[Any, int | None]:
     """Return a loader of this worker's batches, and the number of all batches (None with one worker).
 
-    Whole batches are distributed one by one, starting with worker 0. All workers get equally many batches. To
-    make this possible, the first batch may be repeated at the end.
+    Whole batches are distributed one by one, starting with worker 0. All workers get equally many batches. If
+    the number of batches can't be divided evenly, the first batch is repeated at the end.
 
     Args:
         loader: the user's loader.

@@ -1,7 +1,7 @@
 """Strategies, environment and callback for Lightning's `Trainer` in a training function, under Ray's names.
 
-If this process has imported both Lightning packages, instances work with both. A strategy takes its behaviour
-from the package of the trainer that uses it.
+If this process has imported both Lightning packages, instances work with both. A strategy behaves like the
+strategy of the Lightning package whose trainer uses it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _ResumableLoader(PlacedLoader):
         yield from super().__iter__()
 
     def _taken_ahead(self) -> int:
-        # Lightning takes a batch ahead if the number of batches is unknown.
+        # If the number of batches is unknown, Lightning takes a batch in advance.
         return len(getattr(self._trainer.fit_loop._data_fetcher, "batches", ()))
 
     def _order(self) -> dict[str, Any]:
@@ -255,9 +255,9 @@ class RayTrainReportCallback(OfEitherPackage, FIRST.callbacks.Callback):  # type
     def on_train_batch_end(self, trainer: Any, *batch: Any) -> None:
         """Report metrics and a checkpoint if enough optimizer steps have run since the last report."""
         step, every = trainer.global_step, self.every_n_train_steps
-        # A batch whose gradients are accumulated makes no step. After the last batch, no report is made here,
-        # because the epoch's report follows with the same weights. Lightning would also end a fit that
-        # resumes between these two reports.
+        # A batch whose gradients are accumulated makes no step. After the last batch, this method makes no
+        # report, because the epoch's report follows with the same weights. Lightning would also end a fit
+        # that resumes between these two reports.
         due = every is not None and step % every == 0 and step != self._reported_step
         if due and not trainer.is_last_batch:
             self._reported_step = step

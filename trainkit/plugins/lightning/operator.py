@@ -1,7 +1,7 @@
 """Operators made from Lightning modules, which are trained by Lightning's own loops, epoch by epoch.
 
-Source: Lightning, "Trainer", https://lightning.ai/docs/pytorch/stable/common/trainer.html. The method
-    `TrainingOperator.from_ptl` comes from RaySGD v1.
+Source: Lightning, "Trainer", https://lightning.ai/docs/pytorch/stable/common/trainer.html.
+    `TrainingOperator.from_ptl` has its name from RaySGD v1.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ PACKAGES = ("pytorch_lightning", "lightning.pytorch")
 
 
 def package_of(cls: Any, kind: str) -> str | None:
-    """Return the Lightning package from which `cls` inherits the class `kind`; None if it does not."""
+    """Return the Lightning package from which `cls` inherits the class `kind`; None if `cls` does not inherit
+    from it.
+    """
     for base in getattr(cls, "__mro__", ()):
         for name in PACKAGES:
             if base.__name__ == kind and base.__module__.startswith(f"{name}."):
@@ -77,7 +79,9 @@ def untaken(config: Mapping[str, Any], classes: Sequence[type[Any]]) -> list[str
 
 
 def made_from(cls: type[Any], config: Mapping[str, Any]) -> Any:
-    """Make an instance of `cls`; pass `config` as a whole if it has this parameter, else the matching keys.
+    """Make an instance of `cls`.
+
+    If `cls` has a parameter `config`, pass the whole configuration, else the matching keys.
 
     Raises:
         ConfigError: a parameter without a default is not in `config`.
@@ -131,12 +135,14 @@ class LightningFeed(Feed):
     def batches(
         self, epoch_idx: int = 0, num_steps: int | None = None, timed: Timed | None = None
     ) -> Iterator[Batch]:
-        # `timed` is not used, because the time that Lightning waits for batches is not visible here.
+        # The argument `timed` is not used, because the time that Lightning waits for batches is not known to
+        # the feed.
         self.num_steps, self.over, self.taken = num_steps, False, 0
         return self._ticks()
 
     def _ticks(self) -> Iterator[Batch]:
-        # Lightning itself reads the real batches. The batches yielded here only count them.
+        # Lightning itself reads the real batches. The values that this iterator yields only count the
+        # batches.
         while not self.over:
             self.taken += 1
             yield Batch(None, FULL_WEIGHT)
@@ -165,8 +171,8 @@ def ticking(feed: Feed | None, iterator: Iterable[Any]) -> Iterator[Iterator[Any
     """Yield an iterator that counts the batches in the block; at the end of the block it is ended."""
     ticks = iter(iterator)
     if isinstance(ticks, EpochBatches):
-        # Lightning's loop can't pause. Otherwise the last tick of a worker with an error would wait for the
-        # other workers.
+        # The pause is turned off, because Lightning's loop can't pause, and because the last tick of a worker
+        # with an error would wait for the other workers.
         ticks.pause = None
     try:
         yield ticks
@@ -243,7 +249,7 @@ class LightningMethods:
     validates_in_training: ClassVar[bool] = True
     _predicts: ClassVar[bool] = True
 
-    # The attributes below belong to `TrainingOperator`.
+    # The following attributes belong to `TrainingOperator`.
     model: Any
     _registered: Registered
     _stepper: Stepper
@@ -266,7 +272,7 @@ class LightningMethods:
         self._package = importlib.import_module(plan.package)
         self._worker = self._checked_worker()
         self.model = made_from(plan.module_cls, config)
-        # Lightning's strategy moves the module to its device. The module is registered here only so that the
+        # Lightning's strategy moves the module to its device. The module is registered only so that the
         # trainer's state contains its weights.
         self._sharded = _is_fsdp(self._strategy)
         if self._sharded:
@@ -376,7 +382,7 @@ class LightningMethods:
             try:
                 self._fit.end()
             except Exception:
-                # The error is logged, because a shutdown may ignore the raised error.
+                # The error is also logged, because a shutdown may ignore the raised error.
                 log.exception("Lightning's hooks at the end of the fit failed")
                 raise
 
@@ -488,7 +494,10 @@ class LightningMethods:
         return loader and self._overrides_of_module("validation_step")
 
     def _has_loader(self, method: str) -> bool:
-        """Return True if the data module defines `method`; without a data module, if the module does."""
+        """Return True if the data module defines `method`.
+
+        If no data module exists, return True if the module defines `method`.
+        """
         if self.datamodule is None:
             return self._overrides_of_module(method)
         return _defines(type(self.datamodule), method, self._package.LightningDataModule)
@@ -504,8 +513,8 @@ def _is_a(callback: Any, name: str) -> bool:
 
 
 def _is_fsdp(strategy: Strategy) -> bool:
-    # The module is not imported here, because that takes half a second. If the strategy is FSDP, the module
-    # is already loaded.
+    # The strategy's module is not imported, because its import takes half a second. If the strategy is FSDP,
+    # the module is already loaded.
     loaded = sys.modules.get("trainkit.train.strategies.fsdp")
     return loaded is not None and isinstance(strategy, loaded.FSDPStrategy)
 

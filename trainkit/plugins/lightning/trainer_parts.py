@@ -40,7 +40,9 @@ class WorkerInfo:
 
 
 class Interrupted(BaseException):
-    """Ctrl-C inside Lightning, which would exit the process after a KeyboardInterrupt."""
+    """Exception for Ctrl-C inside Lightning, because Lightning would exit the process after a
+    KeyboardInterrupt.
+    """
 
 
 class _Direct:
@@ -102,8 +104,8 @@ class _InWorker:
         model = self.model
         lightning.teardown()
         if isinstance(model, DistributedDataParallel):
-            # Freeing these objects later could free the process group and block; DDPStrategy.leave explains
-            # this.
+            # If these objects were freed later, they could free the process group and block; see
+            # DDPStrategy.leave.
             vars(model).pop("logger", None)
             vars(model).pop("reducer", None)
 
@@ -250,7 +252,10 @@ def resize(trainer: Any, limit: float) -> None:
 
 
 def _limited(loader: Any, limit: float) -> float:
-    """Return the number of batches in a pass; `limit` is a number (int) or a share of all batches (float)."""
+    """Return the number of batches in a pass.
+
+    `limit` is a number of batches (int), or a share of all batches (float).
+    """
     try:
         length: float = len(loader)
     except (TypeError, NotImplementedError):
@@ -262,9 +267,9 @@ def _limited(loader: Any, limit: float) -> float:
 
 _ADVICE = (
     r".*does not have many workers",
-    r".*isinstance\(treespec, LeafSpec\)",  # Code in Lightning causes this warning.
+    r".*isinstance\(treespec, LeafSpec\)",  # code in Lightning causes this warning
 )
-"""Patterns of Lightning's warnings with advice that can't be followed in a worker."""
+"""Patterns of the warnings in which Lightning gives advice that can't be followed in a worker."""
 
 
 @contextmanager

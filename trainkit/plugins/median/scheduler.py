@@ -5,8 +5,8 @@ stopping. By default, as in Ray Tune, a trial is compared with all other trials 
 time, not only with completed trials.
 
 Larger scores are better; minus infinity replaces a score that is not a number. All trials share one array of
-times and one of scores, in which each trial has a row with spare capacity. So the search for one time in ten
-thousand rows takes a few operations on whole arrays.
+times and one array of scores. In both arrays, each trial has a row with spare capacity. So a time is searched
+in ten thousand rows by a few operations on whole arrays.
 """
 
 from __future__ import annotations
@@ -108,12 +108,12 @@ def _longer(column: NDArray[Any], fill: float = 0) -> NDArray[Any]:
 class Standings:
     """Reports of all trials, and the scores of all trials at any time.
 
-    A time that is queried twice, as whole numbers usually are, gets its own sorted list. The list is kept up
-    to date, so later queries need one lookup, for any number of trials. A time that is queried once, as a
-    time in seconds usually is, needs a search in all trials' reports.
+    A time that is queried twice gets its own sorted list; whole numbers are usually queried several times.
+    Each list is kept up to date, so later queries need one lookup, for any number of trials. A time that is
+    queried only once needs a search in all trials' reports; times in seconds are usually queried once.
 
     Args:
-        since: averages begin with the first report at this time or later.
+        since: time from which on reports count in averages.
         averaged: True scores a trial by the average of its reports, False by its latest report.
     """
 
@@ -225,7 +225,7 @@ class MedianStoppingRule(TrialScheduler):
     A trial is judged at each report from `grace_period` on, against the other trials that have reported at
     this time or later. Each other trial is represented by the average of its reports from `grace_period` up
     to this time. NaN, or an average with NaN, is the worst score. A report is ignored if its time is not
-    above all earlier times of its trial, for example a report repeated after a restore.
+    above all earlier times of its trial, for example if the report is repeated after a restore.
 
     Args:
         time_attr: name of the reported value that counts the resource spent; the value must not decrease.
@@ -234,13 +234,13 @@ class MedianStoppingRule(TrialScheduler):
         grace_period: first time, in units of `time_attr`, at which trials are judged and averages begin.
         min_samples_required: a trial is judged only if it can be compared with at least this number of other
             trials.
-        min_time_slice: while too few other trials exist, a trial pauses in favour of waiting trials after it
-            has run for this time, in units of `time_attr`. The trial needs checkpoints. With 0, the trial
-            does not pause.
+        min_time_slice: running time, in units of `time_attr`, after which a trial pauses in favour of waiting
+            trials, if too few other trials exist for a judgement. Trials that pause need checkpoints. With 0,
+            trials do not pause.
         hard_stop: False pauses losing trials instead of stopping them. Paused losers resume when no other
             trial needs their resources, and are not judged again. Losers need checkpoints.
-        pool: "all": a trial is compared with all other trials; "completed", as in the paper: only with trials
-            that have ended, but not by this rule.
+        pool: "all" compares a trial with all other trials. "completed", as in the paper, compares it only
+            with trials that have ended for a reason other than this rule.
         compare: "average" compares with the running averages of other trials, "value" with their values at
             the same time or the last time before it. "value" with the pool "completed" is Optuna's rule.
 
@@ -366,8 +366,8 @@ class MedianStoppingRule(TrialScheduler):
 
     def on_trial_complete(self, trial_id: str) -> None:
         self._leave(trial_id)
-        # A loser that was paused, resumed and then ended by itself counts as completed; a stopped loser
-        # doesn't.
+        # A loser that was paused, resumed and then ended by itself counts as completed; a loser that was
+        # stopped does not count.
         if not (self.hard_stop and trial_id in self._losers):
             self._standings.join(trial_id)
 

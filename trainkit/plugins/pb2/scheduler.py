@@ -6,8 +6,8 @@ rounds t:
     variance * exp(-|x - x'|^2 / (2 lengthscale^2) - (c - c')^2 / (2 context^2)) * (1 - w)^(|t - t'| / 2)
 
 The next hyperparameters maximise mean + sqrt(beta) * standard deviation of the predicted gain of the score.
-The standard deviation does not depend on the gains. So choices whose gain is not known yet reduce it too, and
-members that choose in the same round choose different values.
+The standard deviation does not depend on the gains. So choices whose gain is not known yet also reduce the
+standard deviation, and members that choose in the same round choose different values.
 
 Sources: Bogunovic et al., "Time-Varying Gaussian Process Bandit Optimization", AISTATS 2016; with contexts,
 Krause and Ong, "Contextual Gaussian Process Bandit Optimization", NIPS 2011; Parker-Holder, Nguyen, Roberts,
@@ -211,7 +211,7 @@ REFINED = 4
 
 
 def beta(rounds: float) -> float:
-    """Return the squared weight of the standard deviation: c1 + log(c2 t) at round t, at least c1."""
+    """Return beta, the squared weight of the standard deviation: c1 + log(c2 t) at round t, at least c1."""
     return C1 + max(0.0, math.log(C2 * rounds)) if rounds > 0 else C1
 
 
@@ -298,7 +298,7 @@ class Bandit:
 class Acquisition:
     """Function to maximise: mean + sqrt(beta) * standard deviation of the predicted gain.
 
-    The mean depends on the observations, the standard deviation also on the pending choices.
+    The mean depends on the observations. The standard deviation also depends on the pending choices.
 
     Args:
         kernel: kernel of the Gaussian process.
@@ -423,8 +423,8 @@ def from_unit(share: float, domain: Bounded, like: Any = None) -> float:
     Args:
         share: position between the bounds, from 0 to 1.
         domain: domain of the value.
-        like: the previous value; if this is a whole number, the result is a whole number too, even in a
-            domain of real numbers.
+        like: the previous value. If the previous value is a whole number, the result is a whole number too,
+            even in a domain of real numbers.
     """
     value: float = _code(domain).from_unit(share)
     least, most = math.ceil(domain.bounds[0]), math.floor(domain.bounds[1])
@@ -458,9 +458,9 @@ class PB2(PopulationBasedTraining):
         perturbation_interval: time between judgements, in units of `time_attr`.
         hyperparam_bounds: bounds by name: [smallest, largest], a domain with bounds, a `tune.choice`, or a
             nested dictionary of bounds. A pair is searched on the scale of `param_space`: in the logarithm
-            for `tune.loguniform`, in whole numbers for `tune.randint`. A value missing from `param_space` is
-            drawn within the bounds at the start. A new value of a `tune.choice` is drawn in a quarter of the
-            cases.
+            for `tune.loguniform`, in whole numbers for `tune.randint`. If `param_space` lacks a value, the
+            initial value is drawn within the bounds. A new value of a `tune.choice` is drawn in a quarter of
+            the cases.
         quantile_fraction: fraction of the population that takes over a state, and fraction that donates its
             state; 0 to 0.5. With 0, no member takes over a state.
         log_config: True writes pbt_global.txt and pbt_policy_<trial id>.txt into the experiment's folder.
@@ -506,12 +506,14 @@ class PB2(PopulationBasedTraining):
             require_attrs=require_attrs,
             synch=synch,
         )
-        # These are the names of the hyperparameters that the bandit chooses.
+        # Names of the hyperparameters that the bandit chooses.
         found = leaves(self.hyperparam_mutations)
         self._numbers = [name_of(path) for path, domain in found if not isinstance(domain, Categorical)]
         self._bandit = Bandit(len(self._numbers))
         self._begun: dict[str, tuple[float, Array] | None] = {}
-        """Each member's score and point at its last judgement or takeover; None: ignore its next gain."""
+        """Score and point of each member at its last judgement or takeover; None: the member's next gain is
+        ignored.
+        """
         self._refused = False
         self._offers: dict[str, dict[str, Choice]] = {}
         """Choices that members may take over, by member and donor; kept until the member is judged."""

@@ -4,8 +4,8 @@
                              ◀──gradients────         ◀──     ◀──
 
 All stages work at the same time, each on a different microbatch. The gradient of a step equals the gradient
-over the whole batch. Several workers may hold one stage together; each of them then has a part of the stage's
-matrices. Workers with the same part number in all stages then form a pipeline:
+over the whole batch. Several workers may hold one stage together, so that each worker has a part of the
+stage's matrices. In this case, workers with the same part number in all stages form a pipeline:
 
     eight workers, two stages      stage 0, parts 0 and 1   stage 1, parts 0 and 1
     data 0                                0     1                  2     3
@@ -54,7 +54,10 @@ from trainkit.train.strategies.tensor_plan import split_model
 _SCHEDULES = ("1f1b", "gpipe")
 
 _MICROBATCHES_A_STAGE = 4
-"""With four microbatches for each stage, the stages are rarely idle (GPipe, section 3)."""
+"""Number of microbatches for each stage.
+
+With four microbatches, the stages are rarely idle (GPipe, section 3).
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +70,15 @@ class Pipeline(StrategySpec):
             number of workers.
         split: names of the modules that begin the second and later stages; or a function that receives the
             model and returns the list of modules that the model calls one after another. None: the model must
-            be an `nn.Sequential`, or have a method `stages()` that returns this list; it is then divided into
-            stages of about equal bytes.
+            be an `nn.Sequential`, or have a method `stages()` that returns such a list. The model is then
+            divided into stages with about equal numbers of bytes.
         schedule: "1f1b" keeps the activations of as many microbatches as there are stages; "gpipe" keeps the
             activations of all microbatches.
         microbatches: number of microbatches into which a batch is divided. If the batch can't be divided
             evenly, a smaller number is used. None: four times the number of stages.
         tensor: tensor parallelism that splits the matrices of each stage over several workers; None: one
-            worker holds each stage. If only one of the two degrees is given, the other follows from the
-            number of workers.
+            worker holds each stage. If only one of the degrees of `Pipeline` and `tensor` is given, the other
+            degree follows from the number of workers.
 
     Raises:
         ConfigError: an argument has a wrong type or value.
@@ -209,7 +212,7 @@ class PipelineStrategy(ShardedStrategy):
         for optimizer in optimizers:
             gradients.step_by_kind(optimizer)
         # NCCL's first operation in a group needs all workers of the group, but later operations are only
-        # between two stages. Therefore, this operation includes all workers of the pipeline.
+        # between two stages. Therefore, the first operation includes all workers of the pipeline.
         dist.all_reduce(torch.zeros(1, device=self.devices[0]), group=self._link.group)
         self._model = placed
         self._relay = MicrobatchSchedule(
@@ -262,8 +265,8 @@ class PipelineStrategy(ShardedStrategy):
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        # Each pipeline has computed its own statistics, such as batch norm's, so the first pipeline's
-        # statistics are copied to all.
+        # Each pipeline has computed its own statistics, such as the statistics of batch norm, so the
+        # statistics of the first pipeline are copied to all pipelines.
         if self.data.world_size > 1 and self._model is not None:
             first = dist.get_global_rank(self._copies, 0)
             for buffer in self._model.buffers():

@@ -60,7 +60,9 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Passed:
-    """Description of what passes between two stages for one microbatch: one tensor, or a tuple of tensors."""
+    """Description of the values that pass between two stages for one microbatch: one tensor, or a tuple of
+    tensors.
+    """
 
     leaves: tuple[Leaf, ...]
     several: bool
@@ -116,7 +118,7 @@ class Link:
         return list(tensors)
 
     def check_same(self, shapes: str) -> list[Sent]:
-        """Raise ConfigError if stage 0 has other batch shapes; otherwise, the stages would wait forever."""
+        """Raise ConfigError if stage 0 has other batch shapes, because the stages would wait forever."""
         own = torch.tensor([zlib.crc32(shapes.encode())])
         if self.first:
             return [sent for stage in range(1, self.stages) for sent in self.send([own], stage)]
@@ -129,7 +131,7 @@ class Link:
         return []
 
     def send_description(self, passed: Passed, stage: int) -> None:
-        # Unpickling is safe here, because both workers run the same program.
+        # The value can be unpickled safely, because both workers run the same program.
         dist.send_object_list([passed], self._rank(stage), group=self.group, device=torch.device("cpu"))
 
     def receive_description(self, stage: int) -> Passed:
@@ -193,11 +195,13 @@ class _Runner(nn.Module):
         self._step = step
         self.incoming = self.outgoing = NOTHING
         # On the last stage, this function computes the value from which the backward pass starts, given the
-        # output of a microbatch. torch calls it for the microbatches in order.
+        # output of a microbatch. torch calls the function for the microbatches in order.
         self.finish: Callable[[Any], torch.Tensor] = torch.mean
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        """Run one microbatch of training; return the next stage's input, or where backward starts."""
+        """Run one microbatch of training; return the next stage's input, or the value from which the backward
+        pass starts.
+        """
         output = self.compute(tensors)
         if not self._link.last:
             tensors, passed = described(output, self._link.index)
@@ -280,8 +284,8 @@ class MicrobatchSchedule:
             f"training {shapes}", lambda: self._schedule(count, features)
         )
         with _errors_of_the_user():
-            # The runner already has the targets; torch only needs an argument from which it counts
-            # microbatches.
+            # The argument is not used as a target, because the runner already has the targets; torch only
+            # counts its microbatches.
             counted = {"target": torch.empty(count)} if link.last else {}
             schedule.step(*(features if link.first else ()), **counted)
         wait(sent)
@@ -366,7 +370,7 @@ class MicrobatchSchedule:
             link.stages,
             link.device,
             # The shapes are given explicitly, because torch would otherwise run the stage on uninitialized
-            # memory to find them.
+            # memory to find the shapes.
             input_args=tuple(leaf.meta() for leaf in incoming.leaves),
             output_args=tuple(leaf.meta() for leaf in outgoing.leaves),
             group=link.group,

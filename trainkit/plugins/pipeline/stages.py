@@ -82,7 +82,7 @@ def _recorded(model: nn.Module, names: Sequence[str], *, training: bool) -> fx.G
             return _Tracer(names).trace(model)
         except (
             Exception
-            # The tracer runs the user's `forward` with substitutes for tensors, so any error may occur.
+            # Any error may occur, because the tracer runs the user's `forward` with substitutes for tensors.
         ) as error:
             raise ConfigError(
                 f"the forward of {type(model).__name__} can't be split at {list(names)} ({error}): pass "
@@ -118,7 +118,10 @@ def _part(
     outgoing: Sequence[fx.Node] | None,
     results: Argument,
 ) -> nn.Module:
-    """Return a module that computes `nodes` from `incoming`; it returns `outgoing`, or `results` if None."""
+    """Return a module that computes `nodes` from `incoming`.
+
+    The module returns `outgoing`, or `results` if `outgoing` is None.
+    """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {node: graph.placeholder(node.name) for node in incoming}
 
@@ -185,8 +188,8 @@ class Cut:
 
     Attributes:
         stages: the blocks of each stage.
-        packed: several values between two blocks are passed as one tuple (True), as in `nn.Sequential`, or as
-            separate arguments (False).
+        packed: True if several values between two blocks are passed as one tuple, as in `nn.Sequential`;
+            False if they are passed as separate arguments.
     """
 
     stages: tuple[tuple[Block, ...], ...]
@@ -322,7 +325,7 @@ NOT_ALONE = (
 
 
 class StageModel(nn.Module):
-    """A model of which this worker holds one stage; other workers hold the other stages.
+    """Model of which this worker holds one stage, and other workers hold the other stages.
 
     Args:
         whole: the user's model; its tensors that belong to other stages are replaced by empty ones.
@@ -349,8 +352,8 @@ class StageModel(nn.Module):
         self.stage = _Chain(blocks, packed=cut.packed, first=index == 0)
         _replace(whole, _emptied([block.module for stage in cut.stages for block in stage], keep=self.stage))
         if split is not None:
-            # Only this worker's stage has values now, so splitting needs no communication or memory for other
-            # stages.
+            # Only this worker's stage has values at this point, so splitting needs no communication and no
+            # memory for other stages.
             before = dict(whole.named_parameters(remove_duplicate=False))
             split(whole)
             after = dict(whole.named_parameters(remove_duplicate=False))

@@ -2,7 +2,7 @@
 
     submit ──▶ calls that wait, and can be cancelled ──▶ some on their way to the workers ──▶ futures
 
-Calls are sent to the workers in advance, so that the next calls are there when a worker becomes free. Some
+Calls are sent to the workers in advance, so that a worker that becomes free finds its next call at once. Some
 milliseconds of work are sent in advance: hundreds of calls that take microseconds, but no long calls.
 """
 
@@ -224,7 +224,7 @@ class PoolFuture(futures.Future[T]):
         try:
             by(what)
         except futures.InvalidStateError:
-            # If the session has ended, the future has already failed for that reason.
+            # If the session has ended, the future has already failed because of this end.
             if self._pool.has_session():
                 raise
 
@@ -259,17 +259,17 @@ def _as_pickled(error: BaseException) -> BaseException:
 class Executor(futures.Executor):
     """Executor that runs calls as tasks of the runtime, in worker processes that are forked in advance.
 
-    It replaces `ProcessPoolExecutor`. A future raises the same exception as the function, with the remote
-    traceback as its cause. A call whose worker dies is retried, three times unless `max_retries` says
-    otherwise. After the last retry, only this call fails, with an error that is also a `BrokenExecutor`. If
-    an initializer fails, the executor accepts no more calls, as in `ProcessPoolExecutor`. A function is sent
+    `Executor` replaces `ProcessPoolExecutor`. A future raises the same exception as the function, with the
+    remote traceback as its cause. A call whose worker dies is retried up to three times, or `max_retries`
+    times. After the last retry, only this call fails, with an error that is also a `BrokenExecutor`. If an
+    initializer fails, the executor accepts no more calls, as in `ProcessPoolExecutor`. A function is sent
     only once, with the values that the global names in its code have at that time. A closure or a bound
     method is sent with each call, because its contents may change.
 
     Args:
         max_workers: maximum number of calls that run at the same time; None means the number of CPUs. If the
             number is larger than the number of CPUs, calls share CPUs.
-        mp_context: argument of `ProcessPoolExecutor` that has no effect here.
+        mp_context: argument of `ProcessPoolExecutor`, which has no effect.
         initializer: function that each worker calls before its first call for this executor.
         initargs: arguments of the initializer, which are sent to each worker once.
         max_tasks_per_child: number of calls after which a worker process is replaced; None means never.
@@ -324,8 +324,8 @@ class Executor(futures.Executor):
         self._calling: int | None = None
         self._owed_callbacks = 0
         self.is_nested, self.lending = self._engine.is_worker, self._engine.lending
-        # Calls are sent in advance only if running calls use all CPUs. Otherwise, the calls sent in advance
-        # would run at once, beside `workers` other calls.
+        # Calls are sent in advance only if running calls use all CPUs. If CPUs were free, calls that are sent
+        # in advance would run at once, beside `workers` other calls.
         cpus = self._options.num_cpus
         fills = (1 if cpus is None else cpus) * (self.workers + 1) > total
         self._most_ahead = MOST_AHEAD if fills else 0
@@ -337,11 +337,11 @@ class Executor(futures.Executor):
         self._since = SYSTEM.monotonic()
         self._is_shut_down = self._is_killed = False
         self._failure: InitializerError | None = None
-        # After the end of a session, engines raise various errors, so unfinished calls are failed with one
-        # error here.
+        # After the end of a session, engines raise various errors, so all unfinished calls fail with the same
+        # error.
         at_end(self._fail_all)
         _open.add(self)
-        # Exit functions run in reverse order, so this function is registered again, in order to run before
+        # Exit functions run in reverse order. So this function is registered again, so that it runs before
         # the session's own exit function.
         atexit.unregister(_finish_all)
         atexit.register(_finish_all)
@@ -447,7 +447,7 @@ class Executor(futures.Executor):
         return broken_pool(InitializerError, message, {**vars(error), "pool": pool})
 
     def break_by(self, error: InitializerError) -> None:
-        """Make waiting calls fail and refuse new calls, unless `error` comes from another executor."""
+        """Let waiting calls fail and refuse new calls, unless `error` comes from another executor."""
         if self._before is None or error.pool != self._before.pool:
             return
         with self._lock:
@@ -456,7 +456,9 @@ class Executor(futures.Executor):
         _fail(lost, error)
 
     def on_end(self, future: PoolFuture[Any]) -> None:
-        """After a call has ended, send waiting calls: one, or several if many calls are sent in advance."""
+        """Send waiting calls after a call has ended: one call, or several calls if many calls are sent in
+        advance.
+        """
         with self._lock:
             self._sent.discard(future)
             future.ref = None
@@ -483,7 +485,7 @@ class Executor(futures.Executor):
             self._sent.clear()
         _fail(waiting, error)
         for each in sent:
-            # A call that is not running yet is about to be sent by another thread, and fails then.
+            # Another thread is about to send a call that is not running yet; this call fails when it is sent.
             if each.running():
                 with contextlib.suppress(futures.InvalidStateError):  # The call may have ended just now.
                     futures.Future.set_exception(each, error)
@@ -505,8 +507,8 @@ class Executor(futures.Executor):
         return calls
 
     def _send(self, calls: list[PoolFuture[Any]]) -> None:
-        # This is a loop and not a recursion, because each call that can't be sent makes room for the next
-        # one, maybe thousands of times.
+        # The code is a loop and not a recursion, because each call that can't be sent makes room for the next
+        # call, maybe thousands of times.
         while calls:
             left = []
             for number, future in enumerate(calls):

@@ -28,7 +28,7 @@ NAME = "trainkit"
 _OF_WORKERS = ("initializer", "initargs")
 """Settings of `joblib.Parallel` that concern its workers.
 
-The other settings concern joblib's files for large arrays.
+Other settings of `joblib.Parallel` concern joblib's files for large arrays.
 """
 
 
@@ -80,8 +80,8 @@ class TrainkitBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         self.parallel = parallel
         count = self.effective_n_jobs(n_jobs)
         if count == 1 or engine().is_worker:
-            # While joblib waits, a worker lends no CPUs, so its calls might wait forever for the worker's own
-            # CPUs.
+            # A worker that waits in joblib lends no CPUs. So calls of this worker might wait forever for the
+            # worker's own CPUs.
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
         given = {name: settings[name] for name in _OF_WORKERS if settings.get(name) is not None}
         threads = self.inner_max_num_threads
@@ -119,7 +119,7 @@ class TrainkitBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
     def abort_everything(self, ensure_ready: bool = True) -> None:
         pool = self._current()
         pool.terminate_workers()
-        pool.shutdown(wait=True)  # A callback that came after the end of this run would abort the next run.
+        pool.shutdown(wait=True)  # if a callback came after the end of this run, it would abort the next run
         if ensure_ready:
             self._workers = Executor(pool.workers, **self._options)
 

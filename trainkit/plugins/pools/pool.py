@@ -41,7 +41,7 @@ class AsyncResult(Generic[T]):
         self._parts = parts
         self._joined = joined
         self._has_told = threading.Event()
-        # Without calls or callbacks, no callback must be awaited, as in multiprocessing.
+        # If there are no calls or no callbacks, no callback must be awaited, as in multiprocessing.
         if not parts or (callback is None and error_callback is None):
             self._has_told.set()
         else:
@@ -125,7 +125,7 @@ class ResultIterator(Iterator[T]):
         self._there: list[T] = []
         self._parts: SimpleQueue[futures.Future[list[T]] | None] = SimpleQueue()
         self._next_part: futures.Future[list[T]] | None = None
-        # Calls made in a worker; the worker must lend its CPUs while it waits for them.
+        # Calls that were made in a worker. The worker must lend its CPUs while it waits for these calls.
         self._nested: deque[PoolFuture[list[T]]] = deque()
 
     def add(self, part: futures.Future[list[T]]) -> None:
@@ -136,8 +136,8 @@ class ResultIterator(Iterator[T]):
             return
         if isinstance(part, PoolFuture):
             self._nested.append(part)
-        # This callback is not run in the executor's callback thread, which may be blocked by a user's
-        # callback that reads these results.
+        # This callback does not run in the executor's callback thread, because a user's callback that reads
+        # these results may block this thread.
         futures.Future.add_done_callback(part, self._parts.put)
 
     def end(self) -> None:
@@ -192,7 +192,7 @@ class Pool:
         initializer: function that each worker calls before its first call for this pool.
         initargs: arguments of the initializer.
         maxtasksperchild: number of calls after which a worker process is replaced; None means never.
-        context: argument of `multiprocessing.Pool` that has no effect here.
+        context: argument of `multiprocessing.Pool`, which has no effect.
         **options: further options of `trainkit.remote` for tasks, such as `num_gpus=1`.
 
     Raises:

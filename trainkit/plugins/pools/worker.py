@@ -28,7 +28,7 @@ class BrokenWorkerError(WorkerDiedError, futures.BrokenExecutor):
 
 
 class InitializerError(TrainkitError, futures.BrokenExecutor):
-    """Error: the executor's initializer failed in a worker, so the executor accepts no more calls.
+    """Failure of the executor's initializer in a worker, after which the executor accepts no more calls.
 
     The raised error is also a `concurrent.futures.process.BrokenProcessPool`.
 
@@ -63,7 +63,7 @@ def broken_pool(kind: Any, message: str, attributes: Mapping[str, Any]) -> BaseE
 
 @functools.cache
 def _broken_class(kind: Any) -> type[BaseException]:
-    # This import loads all of multiprocessing, which takes time, so it is made only when needed.
+    # The import is made only when needed, because it loads all of multiprocessing, which takes time.
     from concurrent.futures.process import BrokenProcessPool
 
     return type(kind.__name__, (kind, BrokenProcessPool), {"__module__": __name__})
@@ -82,7 +82,7 @@ class Preparation(NamedTuple):
 
 
 def initializing(folder: Path, pool: str, pid: int) -> Path:
-    """Return the path of a file that exists while an initializer runs; it remains if the process dies.
+    """Return the path of a file that exists while an initializer runs; the file remains if the process dies.
 
     Args:
         folder: scratch folder of the session.
@@ -146,7 +146,7 @@ def _survive(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
         # Subclasses of these errors come from the runtime, which cancels calls with them.
         if type(error) not in (SystemExit, KeyboardInterrupt):
             raise
-        # This process is not a worker, so the user has pressed Ctrl-C in the program.
+        # If this process is not a worker, the user has pressed Ctrl-C in the program.
         if type(error) is KeyboardInterrupt and not engine().is_worker:
             raise
         raise EndedError(error) from error

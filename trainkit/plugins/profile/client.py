@@ -14,7 +14,7 @@ def trace(
 ) -> Path:
     """Record the next steps of a rank of a running trainer with `torch.profiler`.
 
-    A step is the time from one batch to the next. The rank is slower while it is recorded, and other ranks
+    A step is the time from one batch to the next. The rank is slower during the recording, and other ranks
     may have to wait for it.
 
     Args:

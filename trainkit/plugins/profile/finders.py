@@ -1,7 +1,7 @@
 """Searches for a learning rate and a batch size, similar to Lightning's `Tuner`.
 
-The learning rate range test trains with many rates, one step with each, from small to large, and records the
-losses. The search for a batch size doubles the size until memory runs out.
+The learning rate range test trains with many rates, one step with each rate, from small to large, and records
+the losses. The search for a batch size doubles the size until memory runs out.
 
 Source: Smith 2017, "Cyclical Learning Rates for Training Neural Networks", arXiv:1506.01186, section 3.3;
 Lightning, "Tuner", https://lightning.ai/docs/pytorch/stable/api/lightning.pytorch.tuner.tuning.Tuner.html
@@ -164,7 +164,7 @@ class RangeTest:
                 f"lr_find(metric={self.metric!r}): train_batch returned {names}, but not this metric"
             )
         self._average = _MEMORY * self._average + (1 - _MEMORY) * (sum(total for total, *_ in told) / samples)
-        # The average starts at 0; this division corrects the effect of that start. Source: Kingma and Ba
+        # The average starts at 0. The division corrects the effect of this start value. Source: Kingma and Ba
         # 2015, "Adam", arXiv:1412.6980, section 3.
         self.losses.append(self._average / (1 - _MEMORY ** (len(self.losses) + 1)))
         best = min(self.losses[:-1], default=math.inf)
@@ -242,13 +242,14 @@ class BatchSizeSearch:
     """Choice of batch sizes to try, in order to find the largest size that fits into memory.
 
     Attributes:
-        mode: "power": double the size until it does not fit, or halve it until it fits. "binsearch": then
-            also try sizes in between.
+        mode: "power": double the size until it does not fit, or halve it until it fits. "binsearch": do the
+            same, and then try sizes between the largest size that fits and the smallest size that does not
+            fit.
         size: size to try next.
         largest: maximum size to try.
         unit: number of which all sizes are multiples.
-        fits: largest size that has fitted so far; 0 if none has.
-        fails: smallest size that has not fitted so far; None if all have.
+        fits: largest size that has fitted so far; 0 if no size has fitted.
+        fails: smallest size that has not fitted so far; None if all sizes have fitted.
     """
 
     mode: Literal["power", "binsearch"]
@@ -345,7 +346,7 @@ def _try_sizes(
                 f"scale_batch_size(batch_arg_name={key!r}): a pass has {batches} batches with {size // 2} "
                 f"and with {size}: create the loader in setup with batch_size=config[{key!r}]"
             )
-        # A loader that drops an incomplete last batch may return no batch at this size.
+        # If a loader drops an incomplete last batch, it may return no batch at this size.
         if not search.told(fitted and batches != 0, whole=batches == 1):
             break
     if not search.fits:

@@ -1,8 +1,9 @@
-"""Timing measurements of one rank, in memory that the user's other processes can read; and recording of
+"""Timing measurements of one rank, in memory that other processes of the user can read, and the recording of
 traces.
 
-The memory is an anonymous file of the rank's process; other processes find it by its name in /proc. This file
-needs no path, can be read while the rank is busy, and disappears when the process ends. `ranks.py` reads it.
+The memory is an anonymous file of the rank's process; other processes find it by its name in /proc. An
+anonymous file needs no path, can be read while the rank is busy, and disappears when the process ends.
+`ranks.py` reads it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ TRACE = "trace.json"
 
 _LOOK_S = 1.0
 _MARKS = 6
-"""Number of kept snapshots, one per second; recent measurements are differences between snapshots."""
+"""Number of snapshots that are kept, one for each second.
+
+Recent measurements are differences between snapshots.
+"""
 _SAMPLE_S = 0.01
 """Seconds between two queries of the time that DDP has waited for other ranks; a query takes microseconds."""
 _NO_WORK = (0.0,) * 4
@@ -191,7 +195,7 @@ class RankMeter(RankObserver):
         page.due, asked = math.inf, page.asked
         try:
             self._trace()
-        except Exception as error:  # An error is possible here if, for example, the disk is full.
+        except Exception as error:  # The check may fail, for example if the disk is full.
             self._end_trace(asked, f"{type(error).__name__}: {error}")
         if not self._is_broken:
             try:
@@ -223,8 +227,8 @@ class RankMeter(RankObserver):
     def _waited_for_others(self, model: Any) -> float:
         """Return the seconds that DDP has waited for the gradients of other ranks since the last query.
 
-        DDP measures only some of the iterations. The latest measured iteration stands for all iterations
-        since the previous query.
+        DDP measures only some of the iterations. The time of the latest measured iteration is used for all
+        iterations since the previous query.
         """
         data: Mapping[str, Any] = model._get_ddp_logging_data()
         iteration = data.get("iteration", 0)
@@ -256,7 +260,9 @@ class RankMeter(RankObserver):
                 page.answered = recording.number
 
     def _end_trace(self, number: float, why: str) -> None:
-        """Discard the trace of this number; report the failure to its program, if the program still waits."""
+        """Discard the trace with this number; report the failure to the program that requested it, if this
+        program still waits.
+        """
         recording, self._recording = self._recording, None
         if recording is not None:
             try:
@@ -271,7 +277,8 @@ class RankMeter(RankObserver):
 class _Metered(Iterator[T]):
     """Iterator over counted batches.
 
-    It has a length if `batches` has one, and can continue after an error.
+    Iterator over `batches` that counts them. The iterator can continue after an error, and has a length if
+    `batches` has a length.
     """
 
     def __init__(self, batches: Iterator[T], timed: Timed) -> None:

@@ -24,7 +24,9 @@ MAX_STEPS = 100
 """Maximum number of steps of a trace; each step may need megabytes."""
 TRACE_S = 60.0
 STRAGGLES = 1.2
-"""A straggler's own time per batch is more than this factor times the median of the other ranks."""
+"""Factor: the own time per batch of a straggler is more than this factor times the median of the other
+ranks.
+"""
 _POLL_S = 0.02
 
 Row = dict[str, Any]
@@ -95,7 +97,7 @@ def rows(pids: Iterable[int]) -> list[Row]:
 
 
 def _of_trainer(ranks: Sequence[Rank]) -> Iterator[Row]:
-    """Yield the rows of a trainer's ranks; without a known time, `straggles` is None.
+    """Yield the rows of a trainer's ranks. If a rank's own time is unknown, its `straggles` is None.
 
     The straggler is the rank with the largest own time per batch, if this time is more than `STRAGGLES` times
     the median of the other ranks.
@@ -138,7 +140,8 @@ def trace(
         folder: folder for temporary files of the trace while it is recorded.
         steps: number of steps to record, 1 to `MAX_STEPS`.
         timeout_s: seconds to wait until these steps are recorded.
-        ended: function that returns True if nobody waits for the trace any more; the recording then stops.
+        ended: function that returns True if no program waits for the trace any more; the recording then
+            stops.
 
     Returns:
         Open file with the trace, which has no path; its format is Chrome's, which Perfetto can show.
@@ -181,7 +184,7 @@ def trace(
 
 @contextmanager
 def _reserved(file: IO[bytes], rank: Rank) -> Iterator[Page]:
-    """Yield the memory of `rank`; nobody else can request a trace inside the block."""
+    """Yield the memory of `rank`; no other program can request a trace inside the block."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -191,7 +194,9 @@ def _reserved(file: IO[bytes], rank: Rank) -> Iterator[Page]:
     try:
         yield Page.from_buffer(mmap.mmap(file.fileno(), ctypes.sizeof(Page)))
     finally:
-        fcntl.flock(file, fcntl.LOCK_UN)  # An error's traceback may keep the memory, and so the file open.
+        # The lock is released explicitly, because the traceback of an error may keep the memory, and so the
+        # file, open.
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _await_trace(rank: Rank, page: Page, timeout_s: float, ended: Callable[[], bool]) -> None:

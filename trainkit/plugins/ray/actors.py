@@ -68,7 +68,7 @@ class Definitions:
         with self._lock:
             found = self._known.get(key)
         if found is not None and found[0]() is source:
-            # Python reuses ids, so the key alone does not identify the source.
+            # Python reuses ids, so the id in the key alone does not identify the user's function or class.
             return found[1]
         made = make()
         try:
@@ -135,7 +135,7 @@ def find(name: str, namespace: str) -> tuple[RayActor, Interface]:
         handle = ray.get_actor(name, namespace)
     except ValueError as error:
         raise missing from error
-    # Ray keeps the name of an actor that has ended itself for a while, and so may still find the actor.
+    # If an actor has ended itself, Ray keeps its name for a while, and so may still find the actor.
     if ray._private.state.actors(handle._actor_id.hex()).get("State") == "DEAD":
         raise missing
     deadline = SYSTEM.monotonic() + _INTERFACE_WAIT_S

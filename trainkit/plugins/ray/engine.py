@@ -4,7 +4,7 @@ Ray places, runs and restarts calls and actors, and stores objects. The engine a
 Ray: the errors of the other engines; the names of parts that can't be pickled; immediate refusal of requests
 that can never be met; and actors that use no CPU unless they request CPUs.
 
-As plain Ray does, this engine differs from the local engine in some points:
+Like plain Ray, this engine differs from the local engine in the following points:
 
 - An interrupt by `cancel` waits until a call into C returns.
 - A running method of an actor continues after `cancel`, but its result is lost. If a method is cancelled
@@ -83,7 +83,8 @@ class RayEngine:
 
     name = "ray"
     promises = PROMISES["ray"]
-    # Methods that do not need the engine's state are functions of the modules in this package.
+    # The following methods are functions of other modules in this package, because they do not need the
+    # engine's state.
     call, kill, exit_actor = staticmethod(actors.call), staticmethod(actors.kill), staticmethod(actors.leave)
     reserve, release = staticmethod(groups.reserve), staticmethod(groups.release)
     find_group, current_group = staticmethod(groups.find), staticmethod(groups.current)
@@ -176,8 +177,8 @@ class RayEngine:
     ) -> specs.Placement:
         """Return the placement to request from Ray.
 
-        Raise an error if Ray can never provide the placement. Amounts that Ray can
-        provide are checked only once.
+        Raise an error if Ray can never provide the placement. Amounts that Ray can provide are not checked
+        again.
         """
         if placement.group is not None and groups.is_removed(placement.group.group):
             raise refusal(f"{name} cannot start: its placement group was removed")
@@ -192,8 +193,9 @@ class RayEngine:
             wanted, result = ref.generator, ref.generator.completed()
         else:
             wanted = result = self._own([ref])[0]
-        # A result is visible some microseconds before Ray's own record of the task is complete. A cancel in
-        # this time makes Ray abort this process ("Tried to complete task that was not pending").
+        # A result is visible some microseconds before Ray's own record of the task is complete. A cancel
+        # within these microseconds makes Ray abort this process ("Tried to complete task that was not
+        # pending").
         if ray.wait([result], timeout=0, fetch_local=False)[0]:
             return
         try:
@@ -263,7 +265,7 @@ class RayEngine:
         wanted = self._own(refs)
         done, left = ray.wait(wanted, num_returns=num_returns, timeout=timeout_s)
         if left and len(done) >= num_returns:
-            # Further references may be done, and earlier references must come first.
+            # Further references may be done by now, and earlier references in the list must come first.
             done, _ = ray.wait(wanted, num_returns=len(wanted), timeout=0)
         finished = set(done)
         ready: list[ObjectRef[Any]] = []

@@ -91,7 +91,7 @@ def refusal(error: Exception, what: str) -> ConfigError:
 def _of_task(error: Any) -> BaseException:
     cause = error
     while isinstance(cause, exceptions.RayTaskError):
-        # A task whose argument came from a failed task passes on the error of that task.
+        # If an argument of a task came from a failed task, the error of the failed task is passed on.
         cause = cause.cause
     if isinstance(cause, UserFailure):
         return raisable(cause.unpacked())

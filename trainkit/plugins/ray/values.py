@@ -97,7 +97,8 @@ class RayRef(ObjectRef[Any]):
             except BaseException as error:
                 ours.set_exception(errors.translate(error))
 
-        # The callbacks may wait for other references, so Ray's thread must stay free to read their answers.
+        # A separate thread runs the callbacks, because they may wait for other references, and Ray's thread
+        # must stay free to read the answers.
         _callbacks.expect()
         self.ref.future().add_done_callback(lambda theirs: _callbacks.put(lambda: settle(theirs)))
         return ours
@@ -138,7 +139,7 @@ class RayActor:
 session = 0
 """Number of the current session of this process.
 
-A reference with another number belongs to an earlier session, and must not be looked up.
+A reference that has a different number belongs to an earlier session, and must not be looked up.
 """
 
 
@@ -276,7 +277,8 @@ def with_options(body: Any, num_returns: int, options: dict[str, Any]) -> Any:
     if num_returns != DYNAMIC:
         return body.options(num_returns="streaming" if num_returns == STREAMING else num_returns, **options)
     with warnings.catch_warnings():
-        # Ray deprecates "dynamic", but it keeps working here, so the user needs no warning.
+        # Ray's warning that "dynamic" is deprecated is hidden, because "dynamic" still works, so the user
+        # needs no warning.
         warnings.filterwarnings("ignore", "num_returns='dynamic'")
         return body.options(num_returns="dynamic", **options)
 

@@ -30,7 +30,9 @@ Running = Callable[[Call], contextlib.AbstractContextManager[None]]
 
 
 def _hide_gpus() -> None:
-    """Hide all GPUs from a process that requested no GPUs, as Ray would show it the node's GPUs."""
+    """Hide all GPUs from a process that requested no GPUs, because Ray would show the node's GPUs to this
+    process.
+    """
     if not ray.get_gpu_ids():
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray sets the variable again for a task that requests GPUs
 
@@ -167,7 +169,8 @@ class ActorHost:
             if call.folder is not None:
                 os.chdir(call.folder)
                 sys.path.insert(0, call.folder)
-            # Arguments are read here, as Ray would give callers only the text of a failed argument's error.
+            # This method reads the arguments, because if Ray read them, callers would get only the text of a
+            # failed argument's error.
             args, kwargs = call.resolved(ray.get(refs))
             made_of = unseal(cls)
             ActorHost.made_of = made_of, call.where
@@ -202,7 +205,8 @@ class ActorHost:
 class AsyncActorHost(ActorHost):
     """Host of an actor with `async def` methods, which all run on one event loop.
 
-    SystemExit ends the actor, as it would otherwise end only the event loop and leave the callers waiting.
+    SystemExit ends the actor. Without special handling, SystemExit would end only the event loop, and the
+    callers would wait forever.
     """
 
     _leaves = (ActorExit, SystemExit)

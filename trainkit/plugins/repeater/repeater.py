@@ -107,7 +107,7 @@ class _Unit:
         folds: ids of the trials so far, in the order of the index.
         results: results of the ended trials, by trial id; None for a failed trial.
         lost: True once the remaining trials are skipped.
-        told: True once the searcher has received the unit's result.
+        told: True once the searcher has received the result of the unit.
     """
 
     primary: str
@@ -126,7 +126,7 @@ class Repeater(SearcherWrapper):
     is sampled `num_samples // repeat` times.
 
     The searcher receives the mean of the metric over the trials of a unit, the sample standard deviation as
-    `repeat_std`, and the number of values as `repeat_count`. Failed trials do not count; a unit fails if all
+    `repeat_std`, and the number of values as `repeat_count`. Failed trials have no value. A unit fails if all
     of its trials fail.
 
     Args:
@@ -186,7 +186,9 @@ class Repeater(SearcherWrapper):
         )
 
     def note(self, trial_id: str, config: dict[str, Any]) -> bool:
-        """Return False: the searcher learns only from units, but an added configuration is a single trial."""
+        """Return False, because the searcher learns only from units, and an added configuration is a single
+        trial.
+        """
         return False
 
     def resize(self, num_samples: int) -> None:
@@ -205,7 +207,7 @@ class Repeater(SearcherWrapper):
         if unit is not None:
             return self._hand_out(unit, trial_id)
         units = self._inner.total_samples
-        if units is not None and self._units >= units:  # no further units replace the skipped trials
+        if units is not None and self._units >= units:  # skipped trials are not replaced by further units
             return self.FINISHED
         suggestion = self._inner.suggest(trial_id)
         return self._begin_unit(trial_id, suggestion) if isinstance(suggestion, dict) else suggestion
@@ -344,5 +346,5 @@ class Repeater(SearcherWrapper):
         return self._worse(mean, max(self._best) if self.mode == "min" else min(self._best))
 
     def _worse(self, one: float, other: float) -> bool:
-        # The comparison is negated, so that NaN counts as worse than every number.
+        # The comparison is written in negated form, so that NaN counts as worse than every number.
         return not (one <= other if self.mode == "min" else one >= other)

@@ -1,1 +1,4 @@
-"""Searchers that use other packages; most encode each parameter as a number from 0 to 1 or an index."""
+"""Searchers that use other packages.
+
+Most of these searchers encode each parameter as a number from 0 to 1, or as an index.
+"""

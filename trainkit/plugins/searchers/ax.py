@@ -33,7 +33,7 @@ class AxSearch(UnitSearcher):
 
     The model is a Gaussian process with priors that suit many parameters. The next configuration has the
     largest noisy expected improvement. The model also considers the configurations of running trials. A
-    suggestion takes about a second. For arguments not listed here, see `UnitSearcher`.
+    suggestion takes about a second. For the other arguments, see `UnitSearcher`.
 
     Args:
         method: "fast"; or "quality", which also models the uncertainty of the model's parameters and is
@@ -125,7 +125,8 @@ class AxSearch(UnitSearcher):
         from ax.api.client import Client
         from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
 
-        # Ax does not accept all parameter names, so it receives names made from the parameters' positions.
+        # Ax does not accept all names of parameters, so it receives names that are made from the parameters'
+        # positions.
         names = {name: f"p{place}" for place, name in enumerate(self.form.codes)}
         parameters: dict[str, Any] = self.form.each(
             lambda name: RangeParameterConfig(name=names[name], parameter_type="float", bounds=(0.0, 1.0)),
@@ -138,7 +139,7 @@ class AxSearch(UnitSearcher):
             return {names[name]: value for name, value in self.form.whole(place).items()}
 
         with warnings.catch_warnings(), threadpool_limits(1), _quiet():
-            # Ax warns if a fit fails, but tries again itself.
+            # The warnings are hidden, because Ax itself repeats a fit that fails.
             warnings.simplefilter("ignore")
             client = Client(random_seed=seed)
             client.configure_experiment(
@@ -247,8 +248,8 @@ def _sum(tree: ast.expr) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    # Ax's loggers have levels of their own, but all of them use the handlers of the logger "ax", so the
-    # levels of these handlers are raised.
+    # Each logger of Ax has its own level, but all of them use the handlers of the logger "ax". So the levels
+    # of these handlers are raised.
     before = [(handler, handler.level) for handler in logging.getLogger("ax").handlers]
     for handler, _ in before:
         handler.setLevel(logging.WARNING)

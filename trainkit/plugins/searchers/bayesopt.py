@@ -145,7 +145,8 @@ class Box(Declared[Coordinates]):
 
     def fixed(self, point: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         _, open_ = super().fixed(point)
-        # The given value itself is used, because encoding may change it: exp(log(x)) may differ from x.
+        # The value that the user gave is used unchanged, because encoding may change a value: exp(log(x)) may
+        # differ from x.
         return self.declared.point(point), open_
 
     def configuration(self, place: Place, fixed: Mapping[str, Any], rng: Generator) -> dict[str, Any]:
@@ -175,8 +176,8 @@ class BayesOptSearch(RefittedSearcher[Box]):
     domains are represented by their logarithms. Values of integer and quantized domains are rounded. A list
     of values has one coordinate for each value; the value with the largest coordinate is used. Suggestion n
     uses a random generator made from the seed and n, and a model of all results known at that time. Running
-    trials count as the worst result so far. NaN, infinite and failed results are left out. If a scheduler
-    stops or pauses a trial, its last report is its result.
+    trials count as the worst result so far. Results that are NaN or infinite, and results of failed trials,
+    are left out. If a scheduler stops or pauses a trial, its last report is its result.
 
     Args:
         space: bounds for each name, such as {"net/width": (0, 20)}, or domains as in `param_space`. None:
@@ -192,8 +193,8 @@ class BayesOptSearch(RefittedSearcher[Box]):
         random_search_steps: number of random suggestions before the model makes its first suggestion.
         verbose: 0: no output; above 0: the package prints its progress.
         patience: number of repeated suggestions in a row after which the search ends.
-        skip_duplicate: True: a configuration is tried only once. False: it is tried again if it is suggested
-            again.
+        skip_duplicate: True: a configuration is tried only once. False: a configuration that is suggested
+            again is tried again.
         analysis: results to learn from: a `ResultGrid`, or a list of `Result`s.
         repeat_float_precision: number of decimals to which real numbers (in logarithmic domains, their
             logarithms) are rounded when configurations are compared.
@@ -311,8 +312,8 @@ class BayesOptSearch(RefittedSearcher[Box]):
         )
         told = self._losses()
         if n >= self._random_search_steps and told:
-            # Even with verbose=0, the package prints a line when coordinates repeat, so its output is
-            # discarded.
+            # The package's output is discarded, because the package prints a line when coordinates repeat,
+            # even with verbose=0.
             silence = contextlib.nullcontext() if self._verbose else contextlib.redirect_stdout(io.StringIO())
             # The matrices are small, so more threads would be slower, and would take CPUs from the trials.
             with silence, warnings.catch_warnings(), threadpool_limits(1):

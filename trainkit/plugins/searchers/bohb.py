@@ -30,7 +30,7 @@ Enough = Callable[[int, int], bool]
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The loss of a trial: smaller is better, infinity is worst."""
+    """The loss of a trial; smaller losses are better, and infinity is the worst loss."""
 
     trial_id: str
     loss: float
@@ -70,7 +70,7 @@ class Observations:
         """Counter that grows with every change."""
 
     def judge(self, trial_id: str, budget: float, loss: float) -> None:
-        """Record a trial's loss at a budget, unless a loss is already recorded there."""
+        """Record a trial's loss at a budget, unless the trial already has a loss at this budget."""
         losses = self._judged.setdefault(budget, {})
         if trial_id not in losses:
             losses[trial_id] = loss
@@ -102,7 +102,9 @@ class Observations:
         self.version += 1
 
     def basis(self, enough: Enough) -> list[Observation] | None:
-        """Return the observations at the largest budget that has enough for a model; else None."""
+        """Return the observations at the largest budget that has enough observations for a model; else
+        None.
+        """
         budgets = sorted(self._judged, reverse=True)
         for budget in budgets:
             losses = dict(self._evaluated) if budget == budgets[0] else {}
@@ -115,7 +117,9 @@ class Observations:
         return None if budgets else self._ended_basis(enough)
 
     def _ended_basis(self, enough: Enough) -> list[Observation] | None:
-        """Return the observations of the trials that were trained longest, only as many as a model needs."""
+        """Return the observations of the trials that were trained longest, but only as many observations as a
+        model needs.
+        """
         losses = self._evaluated | dict.fromkeys(self._failed, math.inf)
         number, finite = _counts(losses)
         ended = {each: end for each, end in self._ended.items() if each not in losses}
@@ -159,7 +163,9 @@ class Knowledge:
         """The last model, and the version of the observations that it was built from."""
 
     def model(self) -> Model | None:
-        """Return the model of the largest budget with enough observations; None: no budget has enough."""
+        """Return the model of the largest budget with enough observations; None if no budget has enough
+        observations.
+        """
         version, model = self._made
         if version != self._observations.version:
             model = self._model()
@@ -282,8 +288,8 @@ class TuneBOHB(ModelBasedSearcher[Encoding]):
         self._running.add(trial_id)
 
     def _forget(self, trial_id: str, result: dict[str, Any] | None) -> None:
-        # The result belongs to an earlier trial with the same configuration, for which it is recorded
-        # already.
+        # `result` is not recorded, because it belongs to an earlier trial with the same configuration, whose
+        # result is already recorded.
         del self._known.rows[trial_id]
         self._running.discard(trial_id)
 

@@ -4,7 +4,7 @@ space.
 Each row (an encoded configuration) is the centre of a product of kernels, one kernel per column. The kernel
 of a number is a normal distribution, truncated to the column's bounds and normalised there. The kernel of a
 category, by Aitchison and Aitken, keeps the category with probability 1 - h, and takes each of the c - 1
-others with h / (c - 1).
+other categories with probability h / (c - 1).
 
 Bandwidths follow the "normal reference" rule 1.06 * spread * n**(-1 / (4 + d)), which BOHB takes from
 statsmodels. Labels of categories have no order, so the spread of a category with shares p is sqrt((1 -
@@ -105,8 +105,8 @@ class KernelDensity:
         self.bandwidths = bandwidths(data, columns, least)
         self._numeric = [place for place, column in enumerate(columns) if column.categories is None]
         self._scaled = self._in_widths(data)
-        # Two terms of each kernel's logarithm (the square of the centre and the normalisation) do not depend
-        # on the point where the density is evaluated, so they are computed once.
+        # Two terms of each kernel's logarithm, the square of the centre and the normalisation, are computed
+        # once, because they do not depend on the point where the density is evaluated.
         self._logs = -0.5 * (self._scaled**2).sum(axis=1)
         for place in self._numeric:
             width = self.bandwidths[place]
@@ -181,7 +181,7 @@ def _shares_below(steps: Floats) -> Floats:
 
 
 LEAST_DENSITY = 1e-32
-"""Lower limit of a density, so that a ratio of densities is finite."""
+"""Lower limit of a density, which keeps the ratio of two densities finite."""
 
 
 @dataclass(frozen=True)
@@ -189,18 +189,20 @@ class BOHBConfig:
     """Options of `bohb_config` with HpBandSter's names and the paper's defaults, except for `min_bandwidth`.
 
     Attributes:
-        min_points_in_model: least number of good configurations, and of bad ones. None and smaller numbers
-            mean d + 1 for d parameters, because fewer points do not determine d dimensions.
+        min_points_in_model: least number of good configurations, and least number of bad configurations. None
+            and smaller numbers mean d + 1 for d parameters, because fewer points do not determine d
+            dimensions.
         top_n_percent: percentage of observations that count as good, above 0 and below 100.
         num_samples: number of candidates that are drawn for a suggestion, of which the best is suggested.
         random_fraction: probability that a configuration is drawn at random, without the model; from 0 to 1.
         bandwidth_factor: factor on the bandwidths of numbers when candidates are drawn.
         min_bandwidth: smallest bandwidth, in units of a parameter's whole range. HpBandSter uses 1e-3. With a
-            small bandwidth, the search stays near the best configurations once these are close together. The
+            small bandwidth, the search stays near the best configurations once they are close together. The
             default 0.05 gave better results in most measurements; a long search for a narrow optimum needs a
             smaller value (docs/tuning/bohb.md).
-        split: "paper": few observations may be both good and bad, so the first model needs d + 3 of them.
-            "hpbandster": the groups don't overlap, so the first model needs 2 (d + 1).
+        split: "paper": if observations are few, some of them are both good and bad, so the first model needs
+            d + 3 observations. "hpbandster": no observation is both good and bad, so the first model needs 2
+            (d + 1) observations.
     """
 
     min_points_in_model: int | None = None

@@ -1,9 +1,9 @@
 """Searcher that uses hyperopt's tree of Parzen estimators (TPE), with tune's domains or hyperopt's own
 spaces.
 
-hyperopt's TPE makes a separate model for each parameter (label), from the trials in which it was active.
-Therefore, each suggestion has a value for every label, and the search space decides which labels are active.
-Conditions of any kind work without extra cost.
+hyperopt's TPE makes a separate model for each parameter (label), from the trials in which the parameter was
+active. Therefore, each suggestion has a value for every label, and the search space decides which labels are
+active. Conditions of any kind work without extra cost.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def _expression(hp: Any, name: str, domain: Domain, code: AnyCode) -> Any:
 
 
 DRAWS = 2000
-"""Number of random configurations to draw when suggestions repeat; enough to find each of 200
-configurations."""
+"""Number of random configurations to draw when suggestions repeat; this number is enough to find each of 200
+configurations.
+"""
 
 Values = dict[str, Any]
 """Numbers that hyperopt uses for a trial, by label."""
@@ -132,8 +133,8 @@ def _found(node: Any, value: Any, *, partial: bool) -> Values | None:
     Args:
         node: node of hyperopt's expression.
         value: value that the configuration has at this node.
-        partial: True: a dictionary in `value` may lack keys. False: it may have additional keys, the
-            constants of `param_space`.
+        partial: True: a dictionary in `value` may lack keys. False: a dictionary in `value` may have
+            additional keys, which are constants of `param_space`.
     """
     match node.name:
         case "hyperopt_param":
@@ -257,8 +258,8 @@ class HyperOptSearch(LastReportSearcher[HyperOptForm]):
     """Search by hyperopt's TPE: J. Bergstra et al., "Algorithms for Hyper-Parameter Optimization" (NeurIPS
     2011), section 4.
 
-    Suggestion number n uses a random generator made from the seed and n. For the model, a running trial is
-    worse than all others, and so is a trial whose last report is NaN or infinite. Failed trials are ignored.
+    Suggestion number n uses a random generator made from the seed and n. For the model, a running trial, and
+    a trial whose last report is NaN or infinite, is worse than all other trials. Failed trials are ignored.
     If a scheduler stops or pauses a trial, its last report is its result.
 
     Args:
@@ -366,7 +367,7 @@ class HyperOptSearch(LastReportSearcher[HyperOptForm]):
         }
 
     def _forget(self, trial_id: str, result: dict[str, Any] | None) -> None:
-        # Without any other change, only the next seed makes hyperopt suggest something else.
+        # As the trials have not changed, only a new seed makes hyperopt suggest a different configuration.
         del self._documents[trial_id]
         self._next_document -= 1
 
@@ -375,10 +376,10 @@ class HyperOptSearch(LastReportSearcher[HyperOptForm]):
     def _tell(self, trial_id: str, value: float | None) -> None:
         document = self._documents[trial_id]
         if value is None:
-            # hyperopt ignores trials in the state 3.
+            # The state is 3, because hyperopt ignores trials in this state.
             document["state"], document["result"] = 3, {"status": "fail"}
         elif not math.isfinite(value):
-            # hyperopt treats a trial with this result as worse than all others.
+            # hyperopt treats a trial with this result as worse than all other trials.
             document["state"], document["result"] = 2, {"status": "fail"}
         else:
             loss = value if self.mode == "min" else -value
@@ -390,5 +391,5 @@ class HyperOptSearch(LastReportSearcher[HyperOptForm]):
 
 
 def _no_objective(values: Any) -> float:
-    """Return 0; hyperopt requires an objective function, but never calls it here."""
+    """Return 0. hyperopt requires an objective function, but this searcher never lets hyperopt call it."""
     return 0.0

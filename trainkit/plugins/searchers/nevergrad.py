@@ -14,10 +14,14 @@ from trainkit.plugins.searchers.unit_space import UnitSearcher, UnitSpace
 from trainkit.tune.core.checks import require, require_whole
 
 WORKERS = 2
-"""Number of workers that Nevergrad is given; with 1, it would choose optimizers that wait for each result."""
+"""Number of workers for which Nevergrad plans; with 1, Nevergrad would choose optimizers that wait for each
+result.
+"""
 
 OPEN_BUDGET = 100
-"""Budget that Nevergrad is given if the number of trials is unlimited; it is Nevergrad's default."""
+"""Budget for which Nevergrad plans if the number of trials is unlimited; the same number as Nevergrad's
+default.
+"""
 
 
 class NevergradSearch(UnitSearcher):
@@ -26,8 +30,7 @@ class NevergradSearch(UnitSearcher):
 
     One optimizer object serves the whole search, so a restored search repeats all its suggestions. A
     configuration that the optimizer did not suggest, such as one of `points_to_evaluate`, is also reported to
-    the optimizer, if the optimizer accepts such configurations. For arguments not listed here, see
-    `UnitSearcher`.
+    the optimizer, if the optimizer accepts such configurations. For the other arguments, see `UnitSearcher`.
 
     Args:
         optimizer: name in Nevergrad's registry, such as "TwoPointsDE", "CMA", "PSO" or "OnePlusOne". Or an
@@ -130,13 +133,13 @@ class NevergradSearch(UnitSearcher):
     def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
-        # None makes the tuner request the suggestion again, which gives the same configuration and restores
-        # the optimizer's state.
+        # If this method returns None, the tuner requests the suggestion again, which gives the same
+        # configuration and restores the optimizer's state.
         return None if same_space else super().replay(trial_id, config, same_space=False)
 
 
 def _maker(nevergrad: Any, optimizer: Any) -> Any:
-    """Return the optimizer class or factory for `optimizer`, which is a name or such an object.
+    """Return the optimizer class or factory for `optimizer`, which is a name, a class or a factory.
 
     Raises:
         ConfigError: `optimizer` is not a known name or a usable object.
@@ -183,5 +186,6 @@ def _with_removed_name() -> Iterator[None]:
 
 
 if importlib.util.find_spec("nevergrad") is not None:
-    # Nevergrad is loaded here with the missing name, so that a later import in the user's script succeeds.
+    # Nevergrad is imported while the missing name exists, so that a later import in the user's script
+    # succeeds.
     NevergradSearch._load()

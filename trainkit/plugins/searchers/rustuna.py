@@ -11,7 +11,7 @@ from trainkit.plugins.searchers.unit_space import UnitSearcher
 class RustunaSearch(UnitSearcher):
     """Search with Rustuna's TPE: S. Watanabe, "Tree-Structured Parzen Estimator" (2023), arXiv:2304.11127.
 
-    The model ignores running trials. For arguments not listed here, see `UnitSearcher`.
+    The model ignores running trials. For the other arguments, see `UnitSearcher`.
 
     Args:
         multivariate: True: one model for all parameters together. False: a separate model for each parameter.

@@ -18,7 +18,7 @@ ACQUISITIONS = ("gp_hedge", "LCB", "EI", "PI")
 class SkOptSearch(UnitSearcher):
     """Search with scikit-optimize.
 
-    Running trials count as the worst result so far. For arguments not listed here, see `UnitSearcher`.
+    Running trials count as the worst result so far. For the other arguments, see `UnitSearcher`.
 
     Args:
         base_estimator: kind of model: "GP", Gaussian process; "RF", random forest; "ET", extremely random

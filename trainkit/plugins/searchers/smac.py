@@ -38,7 +38,8 @@ class SMACSearch(UnitSearcher):
         )
         space.add(list(columns.values()))
         configs = [Configuration(space, values=place) for place in places]
-        # SMAC writes into this folder only if it runs trials itself, which it does not do here.
+        # SMAC writes into this folder only if it runs trials itself; this searcher does not let SMAC run
+        # trials.
         scenario = smac.Scenario(
             space, deterministic=True, seed=seed, n_trials=2**31, output_directory=Path("unused")
         )

@@ -86,7 +86,7 @@ class UnitSpace(Declared[UnitCode]):
         }
 
     def whole(self, place: Mapping[str, float | int]) -> Place:
-        """Add the inactive parameters, which `place` lacks: 0.5 for numbers, index 0 for lists."""
+        """Return `place` with the inactive parameters added: 0.5 for numbers, index 0 for lists."""
         return self.each(lambda name: place.get(name, 0.5), lambda name, size: place.get(name, 0))
 
     def random(self, rng: Generator) -> Place:
@@ -95,7 +95,7 @@ class UnitSpace(Declared[UnitCode]):
 
     def fixed(self, point: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         _, open_ = super().fixed(point)
-        # The value is not encoded, because encoding may change it.
+        # The value that the user gave is not encoded, because encoding may change it.
         return self.declared.point(point), open_
 
     def configuration(self, place: Place, fixed: Mapping[str, Any], rng: Generator) -> dict[str, Any]:
@@ -110,10 +110,11 @@ class UnitSpace(Declared[UnitCode]):
 class UnitSearcher(RefittedSearcher[UnitSpace]):
     """Base of searchers whose suggestions come from another package; a subclass calls the package.
 
-    The package receives quantized values as rounded encodings. It receives an inactive parameter as 0.5, or
-    as index 0 of a list. NaN, infinite and failed results are left out. If a scheduler stops or pauses a
-    trial, its last report is its result. Suggestion n depends on the seed, n and the results known at that
-    time. If the package suggests a configuration again, a random configuration is used instead.
+    The package receives quantized values as rounded encodings. The package receives an inactive parameter as
+    0.5, or as index 0 of a list. Results that are NaN or infinite, and results of failed trials, are left
+    out. If a scheduler stops or pauses a trial, its last report is its result. Suggestion n depends on the
+    seed, n and the results known at that time. If the package suggests a configuration again, a random
+    configuration is used instead.
 
     Args:
         space: domains as in `param_space`. None: `param_space`. If `space` is given, `param_space` may
@@ -135,7 +136,9 @@ class UnitSearcher(RefittedSearcher[UnitSpace]):
     _extra: ClassVar[str]
     """Name of trainkit's extra that installs the module."""
     _own: ClassVar[Sequence[str]] = ("n_initial_points",)
-    """Names of the arguments that other searchers lack; an attribute `_NAME` has the value."""
+    """Names of the arguments that only this searcher has; the value of the argument NAME is in the attribute
+    `_NAME`.
+    """
     _least_initial: ClassVar[int] = 1
     """Minimum of `n_initial_points`: number of results without which the package can't suggest."""
 
@@ -194,7 +197,7 @@ class UnitSearcher(RefittedSearcher[UnitSpace]):
     def _told(self) -> tuple[list[Place], list[float]]:
         """Return the encodings and losses of running trials and of trials with a usable result.
 
-        A running trial gets the largest loss, so that the model looks elsewhere.
+        A running trial gets the largest loss, so that the model suggests other configurations.
         """
         losses = self._losses()
         worst = max(loss for _, loss in losses)

@@ -60,8 +60,8 @@ class Agenda(Generic[T]):
     def take(self) -> list[T]:
         """Advance the clock to the next event, and return all events of this time that belong together.
 
-        The returned events are either all finishes and failures, or all starts, so that new work is chosen
-        only after all results of this time are known.
+        The returned events are either all ends of work (results and failures), or all starts. So new work is
+        chosen only after all results of the same time are known.
         """
         heap = self._heap
         time, first, _, what = heapq.heappop(heap)
@@ -175,7 +175,7 @@ class _Run:
         factor: factor on the durations of iterations.
         fails_at: time at which the attempt fails, if it still runs then.
         since: iteration from which the attempt resumed.
-        spent_s: duration of this attempt; `before_s` is the total duration of previous attempts.
+        spent_s: duration of this attempt so far; `before_s` is the total duration of previous attempts.
         state: state that the objective returned last.
         saved_at: iteration of the last simulated checkpoint.
     """
@@ -208,8 +208,8 @@ class SimulatedExecutor:
         resume: True: trials resume where they stopped; False: trials restart from the beginning each time.
         endless: True if no known rule ends trials, so that a trial with very many iterations is an error.
         relentless: True if every failure leads to a retry, so that a long series of failures is an error.
-        timed: True if the experiment ends at a given time, so that a series of failures that take time is no
-            error.
+        timed: True if the experiment ends at a given time. A long series of failures that take time is then
+            no error.
         marks: True: every report has a simulated checkpoint; False: only if the controller requests a
             checkpoint.
         errors: exceptions of the objective, by trial and attempt.
@@ -233,7 +233,8 @@ class SimulatedExecutor:
 
     def __post_init__(self) -> None:
         self._with_state = _takes_state(self.objective)
-        # A trial measures the same values under every scheduler, and each time that it runs again.
+        # The generator depends only on the seed, the trial and the iteration. So a trial measures the same
+        # values under every scheduler, and each time that it runs again.
         self._rng, self._set_rng = trial_draws(self.seed)
         self._failed_in_a_row = 0
         self._free = list(range(self.workers))
@@ -339,7 +340,9 @@ class SimulatedExecutor:
         self.agenda.put(now, FINISH, event)
 
     def _mark(self, run: _Run) -> str | None:
-        """Save a simulated checkpoint and return its name; None if this iteration already has one."""
+        """Save a simulated checkpoint and return its name; None if the current iteration already has a
+        checkpoint.
+        """
         if run.saved_at == run.iteration:
             return None
         run.saved_at = run.iteration

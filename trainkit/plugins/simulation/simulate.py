@@ -44,7 +44,10 @@ from trainkit.tune.space.serialization import encode_config
 from trainkit.tune.store.memory import MemoryStore
 
 _FILLED_IN = frozenset("trial_id experiment_tag date pid hostname node_ip config done".split())
-"""Fields that the controller adds to a report; the log omits them, because other records contain them."""
+"""Fields that the controller adds to a report.
+
+The log omits these fields, because other records contain them.
+"""
 
 
 def line_of(record: ev.Record) -> str:
@@ -157,7 +160,7 @@ class WorkLimit(Stopper):
 def _seldom_collected() -> Iterator[None]:
     """Collect garbage a hundred times less often, because nearly all new objects are records that are kept.
 
-    Full collections, which visit all records, become rarer still.
+    Full collections, which visit all records, become even rarer.
     """
     before = gc.get_threshold()
     gc.set_threshold(before[0] * 100, before[1] * 100, before[2])
@@ -226,8 +229,9 @@ def simulate(
             that iteration. The report's `time_this_iter_s` is the duration of the iteration in virtual
             seconds (default: 1); a true `done` ends the trial. `rng` is a NumPy generator that gives equal
             numbers for the same iteration of a trial in every simulation; the generator is valid only during
-            the call. An objective with a fourth parameter, `state`, receives there the value that it last
-            returned under the key "state" (at first None); the trial stores this state in its checkpoints.
+            the call. An objective with a fourth parameter, `state`, receives in this parameter the value that
+            it last returned under the key "state" (at first None); the trial stores this state in its
+            checkpoints.
         param_space: search space, as for a `Tuner`.
         tune_config: settings of the search, as for a `Tuner`.
         workers: number of concurrent trials.

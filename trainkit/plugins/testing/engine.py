@@ -65,7 +65,7 @@ class Suite:
         for name in dir(cls):
             test = getattr(cls, name)
             if getattr(test, "_needs", frozenset()) - made or getattr(test, "_lacks", frozenset()) & made:
-                # Setting the name to None removes the test from this class.
+                # A test whose name is set to None is removed from the class.
                 setattr(cls, name, None)
 
     @pytest.fixture(autouse=True, scope="class")

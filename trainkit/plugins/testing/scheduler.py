@@ -24,7 +24,7 @@ Make = Callable[[], TrialScheduler]
 
 
 def objective(config: Mapping[str, Any], training_iteration: int, rng: Generator) -> dict[str, Any]:
-    """Return a report with a noisy, falling loss; the trial is done with its twelfth report."""
+    """Return a report with a noisy, falling loss; the trial is done at its twelfth report."""
     loss = config["x"] / training_iteration + 0.05 * rng.normal()
     return {"loss": loss, "time_this_iter_s": config["cost"], "done": training_iteration == 12}
 
@@ -74,7 +74,9 @@ def remade(scheduler: TrialScheduler) -> TrialScheduler:
 
 
 class Rebuilt(TrialScheduler):
-    """Scheduler that is replaced before call number `at` by a new one that receives all earlier calls."""
+    """Scheduler that is replaced before call number `at` by a new scheduler, which receives all earlier
+    calls.
+    """
 
     needs_metric = False
 

@@ -160,7 +160,7 @@ class SearcherSuite:
         """Return a new searcher.
 
         Args:
-            **arguments: `points_to_evaluate`, in the test of this argument.
+            **arguments: `points_to_evaluate`, in the test of this argument; empty in other tests.
         """
         raise NotImplementedError(f"{type(self).__name__} must define `make`, which creates its searcher")
 

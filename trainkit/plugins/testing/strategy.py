@@ -19,7 +19,8 @@ GLOBAL_BATCH = 24
 SAMPLES = 200
 """Number of samples.
 
-It is not a multiple of the batch size, so that the last batch has 8 samples. The data restarts several times.
+Number of samples. It is not a multiple of the batch size, so that the last batch has 8 samples. The data
+restarts several times.
 """
 
 
@@ -84,7 +85,7 @@ class Promised(TrainingOperator):
     def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
         metrics = super().train_batch(batch, batch_info)
         if "train_loss" in metrics:
-            # A dummy sample, with which a worker only takes part in a step, does not count.
+            # A sample that is only copied so that a worker takes part in a step does not count.
             counted = metrics["num_samples"] if self._train_feed.weight else 0  # type: ignore[union-attr]
             self.steps.append((float(metrics["train_loss"]), counted))
         return metrics

@@ -51,7 +51,7 @@ class TransformersReportCallback(_Callback):  # type: ignore[misc]
         for entry in state.log_history:
             metrics.update(entry)
         if dist.is_initialized():
-            dist.barrier()  # Afterwards, all workers have written their files.
+            dist.barrier()  # After the barrier, all workers have written their files.
         _report_saved(metrics, args, state)
 
 
@@ -63,7 +63,7 @@ def _report_saved(metrics: Mapping[str, Any], args: Any, state: Any) -> None:
         return
     with temporary_folder("trainkit_checkpoint_") as folder:
         name = TransformersReportCallback.CHECKPOINT_NAME
-        os.symlink(source, os.path.join(folder, name))  # report() copies the files behind the link.
+        os.symlink(source, os.path.join(folder, name))  # report() copies the files to which the link points.
         report(metrics, checkpoint=Checkpoint.from_directory(folder))
 
 
@@ -82,7 +82,7 @@ def prepare_trainer(trainer: Any) -> Any:
 
     The batches may be the trainer's `train_dataset`, its `eval_dataset`, or one of several `eval_dataset`s.
     Transformers divides other data sets among the workers as usual. The number of batches is unknown, so
-    training on them needs `TrainingArguments(max_steps=...)`. Outside of a training function, the prepared
+    training on batches needs `TrainingArguments(max_steps=...)`. Outside of a training function, the prepared
     trainer's method `hyperparameter_search` accepts the backend "trainkit" and the arguments of `search`.
 
     Args:
@@ -173,7 +173,7 @@ def search(
         hp_space: function that receives None and returns a search space, such as {"learning_rate":
             tune.loguniform(1e-5, 1e-2)}.
         compute_objective: function that returns a number from an evaluation's metrics. None means
-            Transformers' function: the sum of the metrics, or the loss without other metrics.
+            Transformers' function: the sum of the metrics, or the loss if no other metrics exist.
         n_trials: number of samples of the search space, one for each trial.
         direction: "minimize" or "maximize", for the objective.
         resources_per_trial: resources of each trial, as in `tune.with_resources`; None means 1 CPU, and 1 GPU
@@ -231,11 +231,13 @@ def _search_trial(config: dict[str, Any], trainer: Any, objective: Callable[...,
     """Train with the values of `config` as the trainer's arguments, and report each evaluation."""
     for name, value in config.items():
         before = getattr(trainer.args, name)
-        # Values get the type of the earlier value, but a fraction must not be truncated to a whole number.
+        # A value is converted to the type of the earlier value, except that a fraction must not be truncated
+        # to a whole number.
         fraction = type(before) is int and isinstance(value, float) and not value.is_integer()
         setattr(trainer.args, name, value if before is None or fraction else type(before)(value))
     trainer.args.output_dir = os.path.join(get_context().get_trial_dir(), "transformers")
-    # The trainer's constructor has set this attribute from the earlier arguments, so it is set again.
+    # The trainer's constructor has set this attribute from the earlier arguments, so the attribute is set
+    # again.
     trainer._train_batch_size = trainer.args.train_batch_size
     trainer.create_accelerator_and_postprocess()
     if inspect.signature(trainer.model_init).parameters:

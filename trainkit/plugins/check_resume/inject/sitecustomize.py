@@ -1,8 +1,8 @@
 """Start of the recorder in every Python process of a checked script.
 
-Python's `site` module imports the first `sitecustomize` on the search path. OpenTelemetry starts in child
-processes in the same way. This file uses only the standard library, as the script may run in an environment
-from which trainkit can't be imported.
+Python's `site` module imports the first `sitecustomize` on the search path. OpenTelemetry also uses a
+`sitecustomize` to start in child processes. This file uses only the standard library, as the script may run
+in an environment from which trainkit can't be imported.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if __name__ == "sitecustomize":
     name = "check_resume_recorder"
     recorder = load(name, importlib.util.spec_from_file_location(name, here.parent / "recorder.py"))
     sys.meta_path.insert(0, AfterTorch())
-    # The script's environment may have its own file `sitecustomize.py`, which this file hides. So it is run
-    # here.
+    # The script's environment may have its own file `sitecustomize.py`, which this file hides. So this file
+    # runs the hidden file.
     sys.path[:] = [folder for folder in sys.path if Path(folder or ".").resolve() != here]
     load("sitecustomize", PathFinder.find_spec("sitecustomize", sys.path))

@@ -85,8 +85,8 @@ class ActorPool(Generic[A]):
 
         Args:
             timeout: longest wait in seconds; None means no limit.
-            ignore_if_timedout: True: after a timeout, never return this result. The actor is free when its
-                call ends.
+            ignore_if_timedout: True: after a timeout, never return the late result. The actor is free when
+                its call ends.
 
         Raises:
             StopIteration: the results of all submissions were already returned.
@@ -157,7 +157,8 @@ class ActorPool(Generic[A]):
         """Free the actors whose calls have ended; wait up to `timeout` seconds for the first such actor."""
         if self._running:
             done = wait(list(self._running), timeout=timeout)[0]
-            # `wait` may return only the first finished call, so all finished calls are requested here.
+            # The first `wait` may return only the first finished call, so a second `wait` returns all
+            # finished calls.
             if done:
                 done = wait(list(self._running), num_returns=len(self._running), timeout=0)[0]
             for ref in done:

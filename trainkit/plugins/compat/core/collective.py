@@ -152,7 +152,7 @@ def _joined(size: int, rank: int, name: str, timeout: timedelta) -> _Group:
     options._timeout = timeout
     options._devices = [gloo.create_device(hostname=address)]
     group = gloo(store, rank, size, options)
-    # After this barrier, all members hold a handle of the actor.
+    # After the barrier, all members have a handle of the actor.
     group.barrier().wait()
     return _Group(rank, size, group, [*held, store])
 
@@ -166,7 +166,7 @@ def create_collective_group(
     gloo_timeout: int = 30_000,
 ) -> None:
     """Make all `actors` join a group; return when all have joined. The program that created the actors calls
-    this.
+    this function.
 
     Args:
         actors: handles of the members.

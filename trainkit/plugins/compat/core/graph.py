@@ -94,7 +94,7 @@ class DAGNode(ABC):
 
     @abstractmethod
     def _made(self, given: GraphInput, done: Mapping[DAGNode, Any]) -> Any:
-        """Return the result of this node; `done` contains the results of the nodes that it needs."""
+        """Return the result of this node; `done` contains the results of the nodes that this node needs."""
 
 
 _BUFFERS = frozenset(
@@ -180,8 +180,8 @@ class FunctionNode(_CallNode):
 class ClassNode(_CallNode):
     """Node that creates an actor in each execution; `node.method.bind(...)` adds a call of a method.
 
-    The actor ends when all its calls in the execution have ended. If the graph needs the result of one of the
-    actor's methods, the methods that were bound earlier are called too.
+    The actor ends when all its calls in the execution have ended. If the graph needs the result of a method
+    of the actor, methods of the actor that were bound earlier are called too.
 
     Args:
         called: an `ActorClass`.
@@ -382,7 +382,9 @@ class CompiledDAG:
 
 
 def _ordered(root: DAGNode) -> list[DAGNode]:
-    """Return `root` and the nodes that it needs: inputs first, then the others in the order of binding."""
+    """Return `root` and the nodes that it needs: inputs first, then the other nodes in the order of
+    binding.
+    """
     found = {root}
     left = [root]
     while left:

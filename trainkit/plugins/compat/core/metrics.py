@@ -44,7 +44,10 @@ def _file_class() -> Any:
     base = _library("mmap_dict").MmapedDict
 
     class File(base):  # type: ignore[misc, valid-type]
-        """Memory-mapped file of numbers by key. Space is reserved, as a failed write kills the process."""
+        """Memory-mapped file of numbers by key.
+
+        Disk space is reserved in advance, because a failed write to mapped memory would kill the process.
+        """
 
         def _init_value(self, key: str) -> None:
             size = self._capacity
@@ -80,7 +83,7 @@ class _Values:
 
     def _forget(self) -> None:
         # A signal handler or a `__del__` may record a value in this thread while the thread is writing
-        # another value. That value is queued.
+        # another value. In this case, the value is queued.
         self._lock = threading.RLock()
         self._asked: list[tuple[Metric, float, dict[str, str], bool]] = []
         self._writes = False
@@ -130,8 +133,8 @@ class _Values:
     def _opened(self, folder: Path, kind: str) -> Any:
         folder.mkdir(mode=0o700, exist_ok=True)
         path = folder / f"{kind}_{os.getpid()}.db"
-        # An existing file was written by an earlier process with the same pid. Counting continues from its
-        # values.
+        # An existing file was written by an earlier process with the same pid. Counters continue from the
+        # values in this file.
         if not path.exists():
             # Readers must not see a file before its space is allocated, so it is created under a temporary
             # name.
@@ -184,8 +187,8 @@ class Metric:
     """Base class of metrics.
 
     Args:
-        name: name of the metric: letters, digits, "_" and ":", not beginning with a digit. With any other
-            name, the metric gives a warning and stores no values.
+        name: name of the metric: letters, digits, "_" and ":", not beginning with a digit. For any other
+            name, a warning is logged, and the metric stores no values.
         description: description shown with the metric.
         tag_keys: names of the tags that each value has: letters, digits and "_", not beginning with a digit.
 

@@ -26,11 +26,12 @@ class Full(queue.Full):
 class Queue:
     """Queue in an actor. The queue can be passed to tasks and actors as an argument.
 
-    If several callers wait, they are served in the order of their calls. The actor ends when no process holds
-    the queue any longer, or when `shutdown` is called.
+    If several callers wait, they are served in the order of their calls. The actor ends when no process has a
+    handle of the queue any more, or when `shutdown` is called.
 
     Args:
-        maxsize: maximum number of items; `put` waits while the queue has this many. 0 means no limit.
+        maxsize: maximum number of items; `put` waits while the queue has this number of items. 0 means no
+            limit.
         actor_options: options of the queue's actor, such as {"num_cpus": 1}; see `Options`.
     """
 
@@ -133,8 +134,8 @@ class Queue:
 class QueueActor:
     """Actor of a queue. All methods run on one event loop, so that changes of several methods never mix.
 
-    Calls of `get` wait only while the queue is empty, and calls of `put` only while it is full. If several
-    calls of `get` wait, the first one receives the next item.
+    Calls of `get` wait only while the queue is empty, and calls of `put` wait only while the queue is full.
+    If several calls of `get` wait, the first one receives the next item.
     """
 
     def __init__(self, maxsize: int) -> None:
@@ -174,7 +175,7 @@ class QueueActor:
             await asyncio.wait((turn,), timeout=timeout)
             return (turn.result(),) if turn.done() else ()
         except asyncio.CancelledError:
-            # The caller was cancelled after an item arrived for it, so the item must not be lost.
+            # If the caller was cancelled after an item had arrived for it, the item must not be lost.
             if turn.done():
                 self._give_back(turn.result())
             raise

@@ -78,7 +78,7 @@ def list_actors(
         limit: maximum number of rows to return, at most 10,000.
         timeout: no effect, because the list is available immediately.
         detail: no effect, because every row always has all its columns.
-        raise_on_missing_output: no effect, because no rows are missing apart from those beyond `limit`.
+        raise_on_missing_output: no effect, because only rows beyond `limit` can be missing.
         _explain: no effect.
 
     Raises:
@@ -133,7 +133,8 @@ def get_objects(
 def get_task(
     id: str | ObjectRef[Any], address: str | None = None, timeout: float = 30, _explain: bool = False
 ) -> State | None:
-    """Return the row of a task that this process started; None if the task has ended or is unknown here.
+    """Return the row of a task that this process started; None if the task has ended or was started by a
+    different process.
 
     Args:
         id: id of the task from `get_runtime_context().get_task_id()`, or the reference to its first result.
@@ -195,8 +196,8 @@ def get_log(
         address: see `list_actors`.
         node_id: see `list_logs`.
         node_ip: see `list_logs`.
-        filename: name of a file that `list_logs` returned. Without a file name, one of the next three
-            arguments selects the worker:
+        filename: name of a file that `list_logs` returned. If no file name is given, `actor_id`, `task_id` or
+            `pid` selects the worker.
         actor_id: id of the actor that the worker runs.
         task_id: id of the task that the worker runs now.
         pid: process id of the worker.
@@ -379,7 +380,9 @@ def _meets(row: Mapping[str, Any], column: str, predicate: str, wanted: Any) -> 
 
 
 def _equal(value: Any, wanted: Any) -> bool:
-    """Compare as Ray does: ignore case in strings; a string may equal a number or boolean."""
+    """Return True if two values are equal as in Ray: case is ignored in strings, and a string may equal a
+    number or a boolean.
+    """
     if isinstance(wanted, str):
         if isinstance(value, bool):
             return wanted.lower() in (("true", "1") if value else ("false", "0"))

@@ -53,7 +53,7 @@ def timeline(filename: str | os.PathLike[str] | None = None) -> list[dict[str, A
 def _recorded(folder: Path) -> Iterator[RecordedCall]:
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            # A line without its end is still being written, or the disk became full while it was written.
+            # A line without a line end is still being written, or the disk became full while it was written.
             if line.endswith("]\n"):
                 yield RecordedCall(*json.loads(line))
 
@@ -64,7 +64,7 @@ def trace_events(calls: Iterable[RecordedCall]) -> list[dict[str, Any]]:
     Calls that ran in a process at the same time are shown in different rows (`tid`).
     """
     events: list[dict[str, Any]] = []
-    # For each process id, the list contains the end time of the last call in each row.
+    # The list of each process contains the end time of the last call in each of its rows.
     ends: dict[int, list[float]] = {}
     names: dict[int, str] = {}
     for call in sorted(calls, key=lambda call: call.start_s):

@@ -59,20 +59,23 @@ UNJUDGED = ("slice", "timeline", "edf", "compare")
 MOST_CURVES = 200
 """Maximum number of curves in a chart; the best trials are shown."""
 MOST_TRIALS = 5_000
-"""Maximum number of trials in a chart of points; if there are more, the latest trials are shown."""
+"""Maximum number of trials in a chart of points.
+
+If the experiment has more trials, the latest trials are shown.
+"""
 MOST_LINES = 1_000
 """Maximum number of trials in parallel coordinates and for importances.
 
-If there are more, the latest trials are used.
+If the experiment has more trials, the latest trials are used.
 """
 
 MOST_PAIRED = 300
 """Maximum number of trials in the scatter plots of pairs.
 
-If there are more, the latest trials and the best trial are shown.
+If the experiment has more trials, the latest trials and the best trial are shown.
 """
 PAIRED = 4
-"""Number of hyperparameters in the matrix of scatter plots, if none are chosen."""
+"""Number of hyperparameters in the matrix of scatter plots, if the user chooses no hyperparameters."""
 MAX_PAIRED = 12
 """Maximum number of hyperparameters and metrics in the matrix, because each pair of them is a plot."""
 
@@ -148,7 +151,10 @@ def _opened(folder: Path) -> Iterator[RowReader]:
 
 
 def _kind(description: str, options: str = "metric mode") -> Callable[[Draw], Draw]:
-    """Add a function to `KINDS`; the function `_history` draws the kind "history"."""
+    """Return a decorator that adds a function to `KINDS`.
+
+    For example, the function `_history` draws the kind "history".
+    """
 
     def add(draw: Draw) -> Draw:
         KINDS[draw.__name__.removeprefix("_")] = ChartKind(description, options.split(), draw)
@@ -320,7 +326,9 @@ def ways_of(
 
 
 def pieces_of(way: Way, cuts: Sequence[int]) -> list[list[tuple[int, float]]]:
-    """Return a path's points, divided at each copy of another trial's state, so that no line crosses it."""
+    """Return a path's points, divided at each copy of another trial's state, so that no line crosses the
+    copy.
+    """
     pieces: list[list[tuple[int, float]]] = [[]]
     left = sorted(cuts)
     for iteration in sorted(way):

@@ -1,8 +1,8 @@
 """Charts as Plotly figures, {"data": ..., "layout": ...}, computed by pure functions from plain data.
 
-Every trace is drawn as SVG, because Plotly's other traces need `unsafe-eval` in the content security policy.
-A figure sets no colours of background, text or grid, because the theme of the page sets these colours. The
-value `customdata` of a point is the id of the point's trial.
+Every trace is drawn as SVG, because other kinds of traces in Plotly need `unsafe-eval` in the content
+security policy. A figure sets no colours of background, text or grid, because the theme of the page sets
+these colours. The value `customdata` of a point is the id of the point's trial.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Figure = dict[str, Any]
 Points = Sequence[tuple[float, float]]
 
 BEST = ("#3b78d8", "#d9772b", "#2a9d78", "#c2508f", "#8a67c9", "#1f9ab0", "#a98a12", "#d2555a")
-"""Colours of highlighted trials, best first. All are readable on white and on near-black."""
+"""Colours of highlighted trials, best first. All colours are readable on white and on near-black."""
 OTHERS = "#8b95a1"
 OUTCOMES = {
     "finished": BEST[2],
@@ -188,7 +188,8 @@ def history(
     so_far = list(accumulate([*first, *trials.values], better))[len(first) :]
     across = axis_of("trial")
     if max(trials.numbers, default=0) < 10:
-        across["dtick"] = 1  # An axis tick between two trials would have no meaning.
+        # Ticks are at whole numbers, because a tick between two trials would have no meaning.
+        across["dtick"] = 1
     return figure_of(
         [
             dots_of(trials, trials.numbers, trials.values, name="trials", color=OTHERS, size=6),
@@ -378,7 +379,9 @@ def pareto(
     log_x: bool = False,
     log_y: bool = False,
 ) -> Figure:
-    """Draw all trials by two objectives; the Pareto front has the trials that no other beats in both."""
+    """Draw all trials by two objectives; the Pareto front has the trials that no other trial beats in both
+    objectives.
+    """
     on_front = set(front)
     best = sorted((trial for trial in points if trial in on_front), key=points.__getitem__)
     others = [trial for trial in points if trial not in on_front]

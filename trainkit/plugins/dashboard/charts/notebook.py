@@ -26,8 +26,8 @@ KINDS = [kind for kind in charts.KINDS if kind != "compare"]
 """Kinds of charts that can be drawn without choosing trials."""
 PLOTLY = "application/vnd.plotly.v1+json"
 
-# These names hide a module loader on the page. Otherwise, Plotly would register with the loader instead of
-# becoming a global name.
+# The line below hides any module loader of the page, because Plotly would register with the loader and not
+# become a global name.
 _HEAD = "const module = undefined, exports = undefined, define = undefined;\n"
 _DRAW = """
 const drawer = globalThis.Plotly;
@@ -78,8 +78,8 @@ class LiveChart(Callback):
 
     Args:
         kind: kind of the chart, such as "curves", "parallel" or "importances"; see `results.plot`.
-        every_s: seconds between updates. If an update takes more than a tenth of these seconds, updates come
-            less often.
+        every_s: seconds between updates. If an update takes more than a tenth of this time, updates come less
+            often.
 
     Raises:
         ConfigError: the kind does not exist, or the program does not run in a notebook.
@@ -133,7 +133,7 @@ class LiveChart(Callback):
     def _figure(self) -> Figure:
         try:
             figure = charts.chart(self._folder, self._kind, {})
-        except (ConfigError, MetricError) as error:  # The chart shows this error until data exists.
+        except (ConfigError, MetricError) as error:  # The chart shows the error until data exists.
             figure = {"data": [], "layout": {"title": {"text": text(error)}}}
         plain: Figure = json.loads(encode(figure))
         return plain

@@ -339,7 +339,9 @@ def share_between(value: float, low: float, high: float, *, log: bool) -> float:
 
 
 def _ticks(low: float, high: float, *, log: bool, whole: bool) -> list[tuple[float, str]]:
-    """Return axis ticks at round numbers; at both ends if fewer than two round numbers lie between."""
+    """Return axis ticks at round numbers, or at both ends if fewer than two round numbers lie between the
+    ends.
+    """
     if low == high:
         return [(0.5, number(low))]
     marks = _powers(low, high) if log else _multiples(low, high, whole=whole)
@@ -360,7 +362,7 @@ def _multiples(low: float, high: float, *, whole: bool) -> list[float]:
     step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= least)
     if whole:
         step = max(1, step)
-    # Rounded, because a tick such as 3 * 0.1 would lie beyond an end at 0.3.
+    # Ticks are rounded, because a tick such as 3 * 0.1 would lie beyond an end at 0.3.
     return [
         float(f"{step * place:.12g}")
         for place in range(math.ceil(low / step), math.floor(high / step + 1e-9) + 1)

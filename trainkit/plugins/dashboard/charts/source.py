@@ -165,7 +165,7 @@ class Source:
 
     @property
     def judged_by(self) -> tuple[str, str]:
-        """Metric that the options name, else the experiment's metric; and the metric's mode.
+        """The metric that the options name, or else the experiment's metric; with its mode.
 
         Raises:
             ConfigError: neither the options nor the experiment name a metric.

@@ -152,7 +152,8 @@ class TrialTable:
         known = self._known(ids)
         wanted: set[str] | None = ids
         if len(ids) > FEW:
-            # FEW of the unknown trials are enough, because listeners receive fewer changes than that.
+            # Only FEW of the unknown trials are read, because listeners receive fewer changes than this
+            # number.
             all_of_them = self._is_whole or len(known) > FEW
             wanted = None if all_of_them else known | set(islice(ids - known, FEW))
         if wanted is None:
@@ -177,7 +178,7 @@ class TrialTable:
             self.generation = generation
 
     def _read_new(self, reader: RowReader, ids: Iterable[str] | None) -> None:
-        """Read those of the trials `ids` that the table lacks; None means all trials."""
+        """Read the trials in `ids` that the table does not have yet; None means all trials."""
         lacking = None if ids is None else set(ids) - self._known(ids)
         if lacking is not None and not lacking:
             return
@@ -265,7 +266,7 @@ class TrialTable:
         with self._lock:
             if self._is_whole:
                 self.refresh()
-            # The refresh has emptied the table if a different experiment has just replaced this one.
+            # If a different experiment has just replaced this experiment, the refresh has emptied the table.
             if not self._is_whole:
                 with self._reader() as reader:
                     metric = self._judged[0]
@@ -316,7 +317,9 @@ class TrialTable:
         return self._seq
 
     def changed_since(self, generation: int, limit: int) -> tuple[list[Row], bool]:
-        """Return up to `limit` trials changed after a generation, latest first; True if some are missing."""
+        """Return up to `limit` trials that changed after a generation, latest first; and True if further
+        trials have changed.
+        """
         with self._lock:
             latest = "rows WHERE changed > ? ORDER BY changed DESC, trial_index DESC LIMIT ?"
             rows = self._rows(latest, generation, limit + 1)
@@ -327,7 +330,8 @@ class TrialTable:
 def _values(row: Sequence[Any], ended: float | None, *, is_owned: bool) -> tuple[Any, ...]:
     """Convert a row of `RowReader` to a row of the table, without the column `changed`."""
     trial_id, index, name, status, reason, config, metrics, *numbers, started, kind, message, _ = row
-    # No process runs the experiment, so the process was killed before it could store the trial's end.
+    # No process runs the experiment, so the process that ran it was killed before it could store the trial's
+    # end.
     if status == TrialStatus.RUNNING and not is_owned:
         status, reason = str(TrialStatus.PENDING), CUT_OFF
     error = None if kind is None or status != TrialStatus.ERROR else short(f"{kind}: {message or ''}")
@@ -375,7 +379,9 @@ def _row(values: Sequence[Any]) -> Row:
 
 @dataclass(frozen=True)
 class Seen:
-    """Summary of an experiment, with its file's state, the time of reading, and the CPU seconds used."""
+    """Summary of an experiment, with the state of the experiment's file, the time of reading, and the CPU
+    seconds that the reading took.
+    """
 
     summary: dict[str, Any]
     state: FileState
@@ -411,7 +417,7 @@ class Board:
     def table(self, folder: Path) -> TrialTable:
         """Return the table of an experiment's trials; this does not read the trials."""
         with self._lock:
-            # If a stream still uses a table that was dropped here, the same table is taken again.
+            # If a stream still uses a table that was dropped from the board, the same table is used again.
             if folder not in self._tables:
                 self._tables[folder] = self._alive.get(folder) or TrialTable(folder)
                 self._alive[folder] = self._tables[folder]

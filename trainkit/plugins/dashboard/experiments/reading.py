@@ -33,7 +33,9 @@ SETTLED_S = 1.0
 """Seconds after a file's last change from which on every further write changes the file's timestamp."""
 
 MAX_SHARED = 4
-"""Number of pairs of experiment and metric whose last values are kept; the least recently used is dropped."""
+"""Number of pairs of experiment and metric whose last values are kept; the least recently used pair is
+dropped.
+"""
 
 MAX_POINTS = 500_000
 """Maximum number of points of curves that are kept, 16 bytes each; the least recently used curves are
@@ -84,7 +86,8 @@ class FileState:
     @classmethod
     def of(cls, folder: Path) -> FileState:
         """Return the current state of the experiment in `folder`."""
-        # If the owner were read last, it could write and end in between, and its last writes would be missed.
+        # The owner is read first. If it were read last, the owner could write and end before it is read, and
+        # its last writes would be missed.
         owner = owner_of(folder)
         parts: list[tuple[int, int, int] | None] = []
         for name in (FILENAME, f"{FILENAME}-wal"):
@@ -134,7 +137,8 @@ class _Curve:
 
     def add(self, reports: Iterable[tuple[int, Any, Any]]) -> None:
         """Add further reports (iteration, x, metric) whose x and metric are finite numbers."""
-        # All reports are read before the first is added, so that an error adds none of them.
+        # All reports are read before the first report is added, so that no report is added if an error
+        # occurs.
         for self.iteration, at, value in list(reports):
             if is_finite(at) and is_finite(value):
                 self._xs.append(at)
@@ -310,7 +314,7 @@ class RowReader(LogReader):
             metric: metric of the columns `last` and `best`; None if the experiment has no metric.
             mode: "min" or "max".
             ids: ids of the trials; None means all.
-            so_far: for each trial, the summary of its reports that were read before. If the attempt
+            so_far: for each trial, the summary of its reports that were read before. If the trial's attempt
                 continues, only later reports are read.
         """
         names = paths(metric) if metric is not None else ("$.x", "$.x")
@@ -433,7 +437,9 @@ class RowReader(LogReader):
 
     @cached_property
     def _identity(self) -> tuple[Hashable, ...]:
-        """Key of this experiment; a later experiment in the folder may have a file with the same inode."""
+        """Key that identifies this experiment, because a later experiment in the folder may have a file with
+        the same inode.
+        """
         created = self._first("SELECT value FROM experiment WHERE key = 'created'")
         return self.folder, self._state.inode, created
 
@@ -465,7 +471,7 @@ class RowReader(LogReader):
                         *(*names, trial_id, known.attempt, known.iteration),
                     )
                 )
-            else:  # A new attempt may replace earlier reports, so all are read again.
+            else:  # A new attempt may replace earlier reports, so all reports are read again.
                 before = 0 if known is None else len(known)
                 known = _Curve(attempt)
                 known.add(
@@ -541,7 +547,7 @@ class RowReader(LogReader):
 
 
 class SoFar(NamedTuple):
-    """Summary of the reports of a trial's current attempt that were read: last iteration and best value."""
+    """Summary of the reports that were read of a trial's current attempt: last iteration and best value."""
 
     attempt: int
     iteration: int
@@ -550,7 +556,8 @@ class SoFar(NamedTuple):
 
 def _beside(rows: Iterator[tuple[Any, ...]]) -> Callable[[str], tuple[Any, ...] | None]:
     """Return a function that finds the row of a trial id; it must be called with ids in sorted order."""
-    # The empty id is smaller than all ids, so the first call reads the first row.
+    # The search begins with the empty id, which is smaller than all ids, so the first call reads the first
+    # row.
     row: tuple[Any, ...] | None = ("",)
 
     def of(trial_id: str) -> tuple[Any, ...] | None:
@@ -570,7 +577,7 @@ def short(text: str) -> str:
 def cut(values: str) -> str:
     """Shorten a JSON object: names and values to MAX_TEXT characters each, and the object to about MAX_ROW.
 
-    Longer names and values are cut. Values that exceed the total are left out.
+    Names and values that are too long are cut. When the total is reached, further values are left out.
     """
     if len(values) <= MAX_TEXT:
         return values

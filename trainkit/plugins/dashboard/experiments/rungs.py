@@ -85,8 +85,8 @@ def rungs_of(
 ) -> dict[float, list[Entry]]:
     """Return the arrivals at each rung in the order of time; arrivals whose value is not finite are left out.
 
-    A rung decides about a trial when the trial arrives. It decides a second time when the trial resumes after
-    a pause, or when the trials that it waited for have arrived.
+    A rung decides about a trial when the trial arrives. The rung decides a second time when the trial resumes
+    after a pause, or when the trials for which it waited have arrived.
 
     Args:
         decisions: decisions of one bracket, made at its rungs.

@@ -1,7 +1,7 @@
 """Plots of an experiment with matplotlib, which is imported for the first plot.
 
 Figures are made without pyplot, so that no global state changes, no window opens, and no display is needed.
-The package `charts` computes the same charts as for the dashboard, and this package draws them.
+The package `charts` computes the charts, as for the dashboard, and this package draws the charts.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ def figure_of(ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]
     if ax is not None:
         return cast("Figure", ax.get_figure(root=True)), ax
     figure = load("matplotlib.figure", "plots", "tune").Figure(figsize=size, layout="constrained")
-    # Without pyplot, IPython does not show a figure, but it calls the method `_repr_png_` of every result.
+    # IPython shows figures only if they are made with pyplot, but it calls the method `_repr_png_` of every
+    # result.
     figure._repr_png_ = functools.partial(as_png, figure)
     return figure, figure.add_subplot()
 
@@ -84,7 +85,8 @@ def metric_of(grid: ResultGrid, metric: str | None, mode: str | None) -> tuple[s
             f"the experiment has several objectives, {list(modes)}: choose one to plot, "
             f"results.plot(..., metric={next(iter(modes))!r})"
         )
-    # An objective's own mode comes first, because the experiment's mode belongs to the scheduler's metric.
+    # The mode of an objective takes precedence, because the experiment's mode belongs to the scheduler's
+    # metric.
     mode = mode or modes.get(metric or "") or grid.mode
     if metric is None or mode is None:
         raise ConfigError(
