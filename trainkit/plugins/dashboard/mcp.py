@@ -275,7 +275,7 @@ class Tools:
 
         Args:
             experiment: its name.
-            trial: id, name or number of the trial, or the beginning of its id; default: the experiment as a whole.
+            trial: id, name or number of the trial, or the beginning of its id; default: the whole experiment.
         """
         lines = experiment_lines(self._experiment(experiment).folder, trial)
         cut = max(0, len(lines) - MAX_LINES)
