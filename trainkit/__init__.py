@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 
-# The import finder below is installed before anything is imported, because another thread may import too.
+# The import finder is installed before any other import, because another thread may import at the same time.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""All environment variables that trainkit reads. Its own variables start with TRAINKIT_.
+"""All environment variables that trainkit reads. The names of trainkit's own variables start with TRAINKIT_.
 
 Each variable is read at the time of the call, so that a test or a notebook can change it.
 
@@ -34,7 +34,7 @@ These variables of Ray are also read, if trainkit's own variable is not set:
 | TUNE_DISABLE_AUTO_CALLBACK_LOGGERS | 1: no default loggers are added |
 | TUNE_DISABLE_STRICT_METRIC_CHECKING | 1: TuneConfig(strict_metric_checking=False) |
 
-trainkit sets OLD_WORKING_DIR for trials. It ignores all other variables of Ray.
+trainkit sets OLD_WORKING_DIR for trials. trainkit ignores all other variables of Ray.
 """
 
 from __future__ import annotations

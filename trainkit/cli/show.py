@@ -95,7 +95,7 @@ class Show(Command):
 
 
 def list_experiments(root: Path) -> int:
-    """Print the experiments in the folder `root`; return 1 if one of them can't be read."""
+    """Print the experiments in the folder `root`; return 1 if an experiment can't be read."""
     found = experiments_in(root)
     now, rows, problems = SYSTEM.now(), [], []
     for path in found:

@@ -196,7 +196,7 @@ def _experiments(session: Session) -> list[Path]:
 
 
 def _end_experiments(folders: Sequence[Path], by: str) -> None:
-    """Ask the programs that run these experiments to stop them, and wait for all of them."""
+    """Ask the programs that run these experiments to stop, and wait until all experiments have ended."""
     asked = []
     for folder in folders:
         try:

@@ -492,8 +492,8 @@ os.register_at_fork(after_in_child=wake_fd.cache_clear)
 
 
 class InterruptGuard:
-    """Context manager that defers SIGINT until its block ends. It then acts on SIGINT even if the block
-    raised an Exception.
+    """Context manager that defers SIGINT until its block ends. The manager then acts on SIGINT even if the
+    block raised an Exception.
 
     The guard has no effect outside the main thread.
 

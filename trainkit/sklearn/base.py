@@ -523,7 +523,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         self, task: EvaluationTask, stopping: EarlyStopping | None, best: CandidateResult, tasks: FitCallbacks
     ) -> None:
         """Fit the best candidate on all data; if this fit fails, the results of the search stay set."""
-        # The parameters may be estimators, so they are cloned too.
+        # The parameters are also cloned, because they may be estimators.
         fitted = clone(task.estimator).set_params(**clone(self.best_params_, safe=False))
         started = SYSTEM.monotonic()
         with tasks.refitting(fitted):

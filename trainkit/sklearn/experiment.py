@@ -209,14 +209,14 @@ def evaluate(
     """Evaluate all candidates as trials, in a new session if no session is running.
 
     Args:
-        trainable: trainable that makes its reports by `report_of`. It is bound to resources and to a
-            parameter `task`.
+        trainable: trainable that makes its reports by `report_of`. The trainable is bound to resources and to
+            a parameter `task`.
         space: search space; None if the searcher has its own space.
         tune: settings of the tuner.
         run: settings of the run; an experiment without a name or a path is kept in memory.
         folds: number of folds of a candidate.
         resumes: True if a trial reuses its candidate's outcomes from earlier searches.
-        cpus: CPUs of a session that is started here; None: all CPUs of this machine.
+        cpus: CPUs of a session that this function starts; None: all CPUs of this machine.
         before: outcomes of an earlier search, possibly on different data.
 
     Raises:
@@ -389,8 +389,8 @@ def _with_first_folds(
                     continue
                 first.suffice(int(workers), there=True)
         if first.stop():
-            # If the current fold has ended, the context `around` can close now. Otherwise the stack closes
-            # `around` at the end of the search, which waits for the fold.
+            # If the current fold has ended, the context `around` can close now. If the fold is still running,
+            # the stack closes `around` at the end of the search, which waits for the fold.
             around.close()
         yield replace(task, known={key: list(outcomes) for key, outcomes in first.known.items()})
 

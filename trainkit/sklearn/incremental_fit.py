@@ -303,8 +303,8 @@ class RepeatedFit:
         """
         self.done += portions
         X, y, params = load()
-        # A clone is trained, so that the estimator itself stays unfitted after a failure. It may later be
-        # trained again from the model of a different candidate.
+        # A clone is trained, so that the estimator itself stays unfitted after a failure. The estimator may
+        # later be trained again from the model of a different candidate.
         self.estimator = self.trained = clone(self.estimator).fit(X, *_labels(y), **params)
 
     def change(self, parameters: Mapping[str, Any]) -> None:

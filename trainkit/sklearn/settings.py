@@ -26,7 +26,7 @@ class AfterAllFolds(Stopper):
     """The user's `stopper`, applied only to reports in which all folds are done.
 
     Args:
-        rule: a stopper, a dictionary, a function, or several of these.
+        rule: a stopper, a dictionary, a function, or a list of such rules.
         folds: number of folds of a candidate.
     """
 

@@ -400,7 +400,7 @@ class IncrementalFold:
     def _started(self) -> IncrementalFit | RepeatedFit:
         if self._fit is None:
             estimator = clone(self._task.estimator)
-            # The parameters may be estimators, so each fold trains its own clones of them.
+            # The parameters may be estimators, so each fold trains its own clones of the parameters.
             estimator = with_own_threads(estimator.set_params(**clone(dict(self._parameters), safe=False)))
             self._fit = self._portions.begin(estimator, labels=self._task.y, searched=self._parameters)
         return self._fit

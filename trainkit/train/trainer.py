@@ -40,7 +40,7 @@ class RangeTestResult(Protocol):
     Attributes:
         mode: "exponential" or "linear".
         results: dictionary with the learning rates as "lr", and the smoothed loss after each rate as "loss".
-            Both lists are shorter if the test was stopped early.
+            If the test was stopped early, the lists of rates and losses are shorter.
     """
 
     @property
@@ -141,9 +141,9 @@ class OperatorTrainer:
         Raises:
             GangError: workers died or hung, and no retry is left. The trainer has ended.
             KeyboardInterrupt, SystemExit: Ctrl-C was pressed, or SIGTERM arrived. The workers first finish
-                their step, and then end. Afterwards, `save` writes the state after this step, and other calls
-                start new workers with this state. Workers that can't pause, and all workers at a second
-                signal, are ended in the middle of a step; the trainer then has the state of the last
+                their step, and then end. After the interruption, `save` writes the state after this step, and
+                other calls start new workers with this state. Workers that can't pause, and all workers at a
+                second signal, are ended in the middle of a step; the trainer then has the state of the last
                 snapshot. With `max_retries=0` no snapshot exists, so make a new trainer and load a
                 checkpoint.
             Exception: the operator's exception, with the worker's traceback.
@@ -366,7 +366,8 @@ class OperatorTrainer:
         """Train one step at each of many learning rates; return the losses, from which a good learning rate
         can be chosen.
 
-        Afterwards the trainer has new workers with the previous state, so weights and rates are unchanged.
+        After the test, the trainer has new workers with the previous state, so weights and rates are
+        unchanged.
 
         Args:
             min_lr: first learning rate, for all parameter groups of all optimizers.

@@ -133,8 +133,7 @@ class Tuner:
                 `restart_errored`.
             tune_config: settings to change, such as `num_samples`, and any custom scheduler or searcher of
                 the first run; settings left at their defaults stay as stored.
-            run_config: settings to change, such as the stop rule; the callbacks given here replace the former
-                callbacks.
+            run_config: settings to change, such as the stop rule; its callbacks replace the former callbacks.
 
         Raises:
             StoreError: `path` contains no experiment, or the file in `path` is damaged or not an experiment

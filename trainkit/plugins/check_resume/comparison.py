@@ -285,7 +285,7 @@ def epochs_of(steps: Sequence[Step]) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     seen, epoch, offset = set[str](), 1, 0
     for step in steps:
-        # A loss function is a module, too. The samples of a loss function are labels, which repeat within an
+        # A loss function is also a module. The samples of a loss function are labels, which repeat within an
         # epoch, so only the model's samples count.
         model = step.batches[0][0] if step.batches else ""
         samples = {sample for name, batch in step.batches if name == model for sample in batch}

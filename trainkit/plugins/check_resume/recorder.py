@@ -73,9 +73,9 @@ class Recorder:
     def watch(self, owner: Any, name: str, level: int, record: Callable[..., None]) -> None:
         """Wrap a function of torch, so that `record` gets the arguments of its outermost calls.
 
-        A call is recorded only if no call of the same or of a higher level is in progress. This leaves out
-        the calls of a model's parts, and the calls of modules by a backward pass that computes activations of
-        recorded samples again.
+        A call is recorded only if no call of the same or of a higher level is in progress. This condition
+        leaves out the calls of a model's parts, and the calls of modules by a backward pass that computes
+        activations of recorded samples again.
         """
         import torch
 
@@ -280,9 +280,9 @@ class LiveState:
     def look(self, optimizers: list[Any]) -> tuple[dict[int, str], list[tuple[str, str]]]:
         """Return the names of parameters by their ids, and the state that is in no optimizer.
 
-        The state is returned as names and hashes. It consists of buffers, and of copies of the weights, such
-        as their average (EMA): a module, a dictionary with the names of parameters, or a list with their
-        shapes.
+        The state is returned as names and hashes. The returned state consists of buffers, and of copies of
+        the weights, such as their average (EMA): a module, a dictionary with the names of parameters, or a
+        list with their shapes.
         """
         found = self._objects()
         modules = [each for each in found if not isinstance(each, (dict, list))]

@@ -29,8 +29,8 @@ def as_completed(
 
     Args:
         refs: references without duplicates.
-        chunk_size: number of results to wait for before the first of them is yielded. These results are then
-            yielded in the order of `refs`.
+        chunk_size: number of results in a chunk. When all results of a chunk have arrived, they are yielded
+            in the order of `refs`.
         yield_obj_refs: True: yield the references of finished calls instead of their values.
         **kwargs: further arguments of `trainkit.wait`, such as `timeout`.
 

@@ -199,7 +199,7 @@ def run(
         obsolete: arguments of older versions of Ray, which only cause a warning.
 
     Raises:
-        TrialError: a trial failed, and `raise_on_failed_trial` is True. The results are on disk anyway.
+        TrialError: a trial failed, and `raise_on_failed_trial` is True. Even then, the results are on disk.
         ConfigError: an argument is invalid or unknown; see also `Tuner` and `Tuner.fit`.
     """
     given = dict(locals())

@@ -59,7 +59,7 @@ def listed(folder: Path, below: str) -> dict[str, Any]:
 
 
 def download(file: BinaryIO, name: str, request: Request) -> Response:
-    """Return an open file as a download; a trial may continue to write to the file meanwhile.
+    """Return an open file as a download; a trial may continue to write to the file during the download.
 
     Args:
         file: open file, which is closed when the download ends or the client disconnects.

@@ -185,7 +185,7 @@ async def _told(server: Server, watch: ExperimentWatch | ListWatch, found: _Foun
             yield f"event: problem\ndata: {encode({'error': str(error)})}\n\n"
             return
         now, rest = SYSTEM.monotonic(), found.rest_s
-        # All streams wake at the same times, so that one check serves all of them.
+        # All streams wake at the same times, so that one check serves all streams.
         await asyncio.sleep(rest + EVERY_S - (now + rest) % EVERY_S)
 
 

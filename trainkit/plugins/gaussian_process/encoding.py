@@ -99,8 +99,8 @@ class Encoding(Declared[AnyCode]):
 
     A number, or a value of a list of numbers, is encoded as its position from 0 to 1 on the scale of its
     domain. A value of any other list is encoded as its index. An inactive parameter has the position 0.5 or
-    the index 0. These rows still differ from rows in which the parameter is active, because the parent
-    parameter has a different value.
+    the index 0. Rows with an inactive parameter still differ from rows in which it is active, because the
+    parent parameter has a different value.
 
     Args:
         space: a space without a grid.

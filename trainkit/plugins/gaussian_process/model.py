@@ -2,9 +2,9 @@
 
 The squared distance of two rows is a sum over their columns: the square of the difference of two positions,
 or 1 for two different indices, divided by the square of the column's length. The lengths, the variance and
-the noise have their most probable values (MAP). Their logarithms have normal priors. The prior of a length
-grows with the square root of the number of active parameters, so that a model of many parameters begins as
-smooth as a model of few parameters.
+the noise have their most probable values (MAP). The logarithms of these values have normal priors. The prior
+of a length grows with the square root of the number of active parameters, so that a model of many parameters
+begins as smooth as a model of few parameters.
 
 Source: Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006, chapters 2, 4 and 5; Hvarfner,
 Hellsten, Nardi, "Vanilla Bayesian Optimization Performs Great in High Dimensions", ICML 2024, for the priors;
@@ -176,7 +176,7 @@ class GaussianProcess:
     Args:
         kernel: the kernel.
         rows: rows with results, shape (n, d).
-        losses: their losses, shape (n,); far from all rows, the process expects 0.
+        losses: losses of the rows, shape (n,); far from all rows, the process expects 0.
     """
 
     def __init__(self, kernel: Kernel, rows: Floats, losses: Floats) -> None:
@@ -236,7 +236,7 @@ def process_of(encoding: Encoding, rows: Floats, losses: Sequence[float]) -> Gau
     Args:
         encoding: encoding of the rows.
         rows: the trials in the order of their suggestions, shape (n, d).
-        losses: their losses; NaN for a trial without a result. At least one is finite.
+        losses: losses of the trials; NaN for a trial without a result. At least one is finite.
     """
     scaled, listed = standardized(filled(losses)), encoding.categories > 0
     chosen = representatives(rows, scaled, listed, IN_FIT)
@@ -286,7 +286,7 @@ def representatives(rows: Floats, losses: Floats, listed: Flags, most: int) -> N
 
     Args:
         rows: the trials in the order of their suggestions, shape (n, d).
-        losses: their losses, shape (n,).
+        losses: losses of the trials, shape (n,).
         listed: True for columns with indices, shape (d,).
         most: maximum number of trials.
     """

@@ -59,8 +59,8 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
 
     The first configuration is the centre of the space. The next 3 to 9 configurations are evenly distributed;
     if a condition has more branches, or if too few trials have a result, there are more initial
-    configurations. Then each suggestion is the configuration with the largest expected improvement in a
-    Gaussian process that is fitted to the results.
+    configurations. After the initial configurations, each suggestion is the configuration with the largest
+    expected improvement in a Gaussian process that is fitted to the results.
 
     A list of three or more numbers counts as ordered. A failed trial and NaN count as the worst result. A
     running trial counts as if it had the result that the model expects. If a scheduler stops or pauses a
@@ -73,8 +73,8 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
     Improvements to Expected Improvement for Bayesian Optimization", NeurIPS 2023.
 
     Args:
-        space: dictionary with domains, as in `param_space`; None: `param_space` is searched. With a space
-            here, `param_space` may contain only constants, which are added to every configuration.
+        space: dictionary with domains, as in `param_space`; None: `param_space` is searched. If `space` is
+            given, `param_space` may contain only constants, which are added to every configuration.
         metric: metric to optimise; None: the TuneConfig's metric.
         mode: "min" or "max"; None: the TuneConfig's mode.
         points_to_evaluate: complete or partial configurations to try first; they count toward `num_samples`,
@@ -116,7 +116,8 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
         found = (self.form.config(row, fixed or {}, rng) for row in islice(rows, TRIES))
         allowed = (each for each in found if fixed or self.form.allows(each))
         config = next(allowed, None) or self.form.drawn(rng)
-        # A restored search computes the row from the configuration too.
+        # The row is computed from the configuration, because a restored search also computes it from the
+        # configuration.
         self._note(trial_id, self.form.row(config))
         return config
 

@@ -163,7 +163,8 @@ def setup_mlflow(
         experiment_name: name of the MLflow experiment. None: in a trial, the name of the tuning experiment,
             which is created if missing; elsewhere, MLflow's default.
         tracking_token: access token, for a server that requires one.
-        artifact_location: location of the artifacts of the MLflow experiment, if it is created here.
+        artifact_location: location of the artifacts of the MLflow experiment, if this call creates the
+            experiment.
         run_name: name of the run; None: the trial's name.
         create_experiment_if_not_exists: True: create the experiment `experiment_name` if it is missing.
         tags: additional tags of the run.

@@ -56,7 +56,9 @@ class _Study:
 
 
 class ExperimentStorage(BaseStorage):
-    """Read-only Optuna storage. Its studies are experiments, running or finished, named after their folders.
+    """Read-only Optuna storage.
+
+    The studies of this storage are experiments, running or finished, which are named after their folders.
 
     A read returns the state of the last commit, and never delays the program that runs the experiment.
 

@@ -1,7 +1,7 @@
 """Run of a script on a group of workers, like torchrun: each worker is one rank and runs the whole script.
 
 The launcher's own process does not import torch. The launcher passes its own standard streams to the ranks,
-so that their output appears unchanged. It also passes the socket that listens on the rendezvous port.
+so that their output appears unchanged, and the socket that listens on the rendezvous port.
 """
 
 from __future__ import annotations

@@ -373,8 +373,8 @@ class LightningFit:
         if isinstance(outputs, Mapping):
             metrics |= numbers_in({name: value for name, value in outputs.items() if name != "loss"})
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-            # Lightning has divided the loss by the number of accumulated batches, so the division is reverted
-            # here.
+            # The loss is multiplied by the number of accumulated batches, because Lightning has divided the
+            # loss by this number.
             module = self.trainer.lightning_module
             times = self.trainer.accumulate_grad_batches if module.automatic_optimization else 1
             metrics["train_loss"] = loss if times == 1 else loss * times

@@ -277,7 +277,7 @@ class MicrobatchSchedule:
 
         if not link.last:
             # A GradScaler must scale a loss before it can unscale gradients, and only the last stage has a
-            # loss. This call also marks the beginning of the gradients of this batch.
+            # loss. The call of `scale` also marks the beginning of the gradients of this batch.
             scaled(torch.zeros((), device=link.device))
         runner.finish = finish
         schedule, runner.incoming, runner.outgoing = self._remembered(

@@ -182,7 +182,7 @@ def lr_find(
     early_stop_threshold: float | None,
     metric: str,
 ) -> LRFinder:
-    """Implement `TorchTrainer.lr_find`; see there for the arguments."""
+    """Implement `TorchTrainer.lr_find`, which documents the arguments."""
     rising = is_positive(min_lr) and is_positive(max_lr) and min_lr < max_lr
     several = is_count(num_training) and num_training > 1
     above = early_stop_threshold is None or (is_positive(early_stop_threshold) and early_stop_threshold > 1)
@@ -291,7 +291,7 @@ def scale_batch_size(
     margin: float,
     max_val: int,
 ) -> int:
-    """Implement `TorchTrainer.scale_batch_size`; see there for the arguments."""
+    """Implement `TorchTrainer.scale_batch_size`, which documents the arguments."""
     unit = trainer._options.data_ways if batch_arg_name == BATCH_SIZE else 1
     counts = {"steps_per_trial": steps_per_trial, "init_val": init_val, "max_trials": max_trials}
     counts["max_val"] = max_val

@@ -39,8 +39,8 @@ class AxSearch(UnitSearcher):
         method: "fast"; or "quality", which also models the uncertainty of the model's parameters and is
             slower.
         parameter_constraints: constraints on configurations, such as "x1 + x2 <= 2.0" or "x3 >= x4". Each
-            constraint is a linear inequality between `tune.uniform` parameters. Random configurations meet
-            the constraints too.
+            constraint is a linear inequality between `tune.uniform` parameters. Random configurations also
+            meet the constraints.
         outcome_constraints: constraints on reported metrics, such as "l2norm <= 1.25". The model predicts
             these metrics. If a trial has not reported all of these metrics, the model ignores the trial.
     """

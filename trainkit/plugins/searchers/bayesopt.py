@@ -272,7 +272,8 @@ class BayesOptSearch(RefittedSearcher[Box]):
             redraw = self._redraws * self._patience + again
             rng = suggestion_generator(self._base, self._number, redraw)
             config = form.configuration(self._asked(redraw), given, rng)
-            # A restored search computes the encoding from the configuration too.
+            # The encoding is computed from the configuration, because a restored search also computes it from
+            # the configuration.
             place = form.encoded(form.choices(config))
             if not self.is_drawn(trial_id) or not self._was_tried(place):
                 self._note(trial_id, place)

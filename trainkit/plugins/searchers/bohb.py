@@ -191,21 +191,22 @@ class Knowledge:
 class TuneBOHB(ModelBasedSearcher[Encoding]):
     """Searcher with BOHB's model, which uses the results on the largest budget that has enough results.
 
-    With probability 1/3, a configuration is drawn at random. Otherwise the model uses the largest budget that
-    has at least d + 3 observations, for d parameters. These observations are split into the best 15 % (at
-    least d + 1) and the rest, and a kernel density is estimated for each group. The searcher draws 64
-    candidates near good configurations, and suggests the candidate with the largest ratio of good to bad
-    density. A budget is a level at which the scheduler judges trials. The result of a trial at a level counts
-    once, whatever the scheduler decides about the trial. `HyperBandForBOHB` is made for this searcher;
-    `ASHAScheduler` also works. If the scheduler judges at no level (as with FIFO), trials are observed at
-    their end. NaN, infinite values and failures count as the worst result.
+    With probability 1/3, a configuration is drawn at random. All other configurations come from the model of
+    the largest budget that has at least d + 3 observations, for d parameters. The observations at this budget
+    are split into a good group, the best 15 % (at least d + 1), and a bad group, and a kernel density is
+    estimated for each group. The searcher draws 64 candidates near good configurations, and suggests the
+    candidate with the largest ratio of good to bad density. A budget is a level at which the scheduler judges
+    trials. The result of a trial at a level counts once, whatever the scheduler decides about the trial.
+    `HyperBandForBOHB` is made for this searcher; `ASHAScheduler` also works. If the scheduler judges at no
+    level (as with FIFO), trials are observed at their end. NaN, infinite values and failures count as the
+    worst result.
 
     Source: Falkner, Klein, Hutter, "BOHB: Robust and Efficient Hyperparameter Optimization at Scale", ICML
     2018, arXiv:1807.01774, Algorithm 2.
 
     Args:
-        space: dictionary with domains, as in `param_space`; None: `param_space` is searched. With a space
-            here, `param_space` may contain only constants, which are added to every configuration.
+        space: dictionary with domains, as in `param_space`; None: `param_space` is searched. If `space` is
+            given, `param_space` may contain only constants, which are added to every configuration.
         bohb_config: settings of the model, with HpBandSter's names: `min_points_in_model` (None, d + 1),
             `top_n_percent` (15), `num_samples` (64), `random_fraction` (1/3), `bandwidth_factor` (3),
             `min_bandwidth` (0.05; HpBandSter has 1e-3, which narrows a search too early); and

@@ -219,7 +219,8 @@ class HyperOptDomains(Declared[AnyCode]):
 
         def ask(name: str, domain: Domain) -> Any:
             value = self.codes[name].decode(float(values[name]))
-            # A restored search computes the encoding from the configuration too.
+            # The encoding is computed from the configuration, because a restored search also computes it from
+            # the configuration.
             active[name] = self.codes[name].encode(value)
             return value
 

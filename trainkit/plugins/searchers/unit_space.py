@@ -180,7 +180,8 @@ class UnitSearcher(RefittedSearcher[UnitSpace]):
         place = self._base, self._number, self._redraws
         asked = self._place(*place) if self._drawn and self.form.sizes else {}
         config = self.form.configuration(asked, fixed or {}, suggestion_generator(*place))
-        # A restored search computes the encoding from the configuration too.
+        # The encoding is computed from the configuration, because a restored search also computes it from the
+        # configuration.
         self._note(trial_id, self.form.encoded(self.form.choices(config)))
         return config
 

@@ -150,7 +150,8 @@ class SearcherSuite:
 
     Attributes:
         takes_points: False if the searcher does not support `points_to_evaluate`.
-        covers: False if the searcher stays near its best result, so that it never tries all of a small space.
+        covers: False if the searcher stays near its best result, so that it never tries all configurations of
+            a small space.
     """
 
     takes_points: ClassVar[bool] = True

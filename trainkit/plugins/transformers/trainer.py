@@ -178,8 +178,9 @@ def search(
         direction: "minimize" or "maximize", for the objective.
         resources_per_trial: resources of each trial, as in `tune.with_resources`; None means 1 CPU, and 1 GPU
             if the trainer has found a GPU.
-        tune_config: further settings of the search, such as scheduler and searcher. Its metric is replaced by
-            "objective", its mode by `direction`, and its number of samples by `n_trials`.
+        tune_config: further settings of the search, such as scheduler and searcher. The metric in these
+            settings is replaced by "objective", the mode by `direction`, and the number of samples by
+            `n_trials`.
         run_config: settings of the run, such as its folder.
 
     Returns:
@@ -205,7 +206,7 @@ def search(
     sent.args = copy.copy(trainer.args)
     for name in _DEVICES:
         vars(sent.args).pop(name, None)
-    # These objects belong to an earlier training and are not sent, because each trial makes its own.
+    # These objects belong to an earlier training and are not sent, because each trial makes its own objects.
     sent.model = sent.model_wrapped = sent.optimizer = sent.lr_scheduler = None
     sent.accelerator = sent.gather_function = None
     handler.model = handler.optimizer = handler.lr_scheduler = None

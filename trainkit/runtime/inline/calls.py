@@ -1,4 +1,4 @@
-"""Calls and actors of the inline engine. Both run in the calling process, not in workers."""
+"""Calls and actors of the inline engine. Calls and actors run in the calling process, not in workers."""
 
 from __future__ import annotations
 

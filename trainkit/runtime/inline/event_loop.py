@@ -167,7 +167,10 @@ def _in_running_loop() -> bool:
 
 
 def _beside(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
-    """Run `work` in another thread and return its result. If Ctrl-C arrives meanwhile, call `interrupt`."""
+    """Run `work` in another thread and return its result.
+
+    If Ctrl-C arrives during the wait, call `interrupt`.
+    """
     done: Future[T] = Future()
     inside = running_frames()
 

@@ -4,9 +4,9 @@
     <path>/state.pt           the state, readable by torch.load(..., weights_only=True)
     <path>/shards/            tensors that are sharded over workers (shards.py); state.pt has "meta" tensors
 
-A checkpoint is first written to a temporary folder beside its final path, and then moved there in one step.
-So even if the program is killed, either the complete old or the complete new checkpoint exists. If no single
-worker has the whole state, all workers write into the same temporary folder:
+A checkpoint is first written to a temporary folder beside its final path, and then moved to the final path in
+one step. So even if the program is killed, either the complete old or the complete new checkpoint exists. If
+no single worker has the whole state, all workers write into the same temporary folder:
 
     worker 0    make temporary folder ─▶ ─┬─ write own shards ─▶ state.pt, checkpoint.json ─▶ move to <path>
     worker n                              └─ write own shards ─▶

@@ -349,7 +349,7 @@ class PlacedLoader(LoaderView):
             copied.sampler = rest = self._rest(position.consumed, order)
             with generators_at(generator_states() if "seed" in order else position.generators):
                 iterator = started_iterator(with_batches(loader, copied), resumed=resumed)
-                # The sampler draws its order here, with the generators as they were before the pass.
+                # The sampler draws its order in this block, with the generators as they were before the pass.
                 rest.draw()
         else:
             start = position

@@ -270,7 +270,7 @@ def iterator_at(
     with generators_at(position.generators):
         loader, rest = advanced(loader, position)
         iterator = started_iterator(prepared(loader), resumed=resumed)
-        # The sampler draws its order here, with the generators as they were before the pass.
+        # The sampler draws its order in this block, with the generators as they were before the pass.
         rest.draw()
     return iterator
 

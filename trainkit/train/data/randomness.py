@@ -117,7 +117,8 @@ class SeededSamples(Dataset[Any]):
     """Map-style data set whose random numbers depend only on the seed, the epoch and the sample's index.
 
     Args:
-        source: the user's data set. Its other attributes are also attributes of this object.
+        source: the user's data set. The other attributes of the user's data set are also attributes of this
+            object.
         seed: seed of all samples.
     """
 

@@ -402,7 +402,7 @@ class LoaderView(DataLoader[Any]):
         loader: the other loader.
     """
 
-    __slots__ = ("_loader",)  # Subclasses of this class declare their own attributes in `__slots__`, too.
+    __slots__ = ("_loader",)  # Subclasses also declare their own attributes in `__slots__`.
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.__dict__ = vars(loader)

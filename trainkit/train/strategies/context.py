@@ -64,8 +64,8 @@ class ContextParallel(ModelDegree):
             workers, several groups of `degree` workers exist, and each group gets its own samples.
         seq_dim: dimension of the sequence in all features, in the target and in the model's output.
         buffers: dictionary from names of the model's buffers to the dimension of the buffer that counts
-            positions in the sequence. It must name all buffers with an entry for each position, such as
-            rotary embeddings. In this dimension, the buffers must be as long as the sequences.
+            positions in the sequence. The dictionary must name all buffers with an entry for each position,
+            such as rotary embeddings. In this dimension, the buffers must be as long as the sequences.
 
     Raises:
         ConfigError: an argument is wrong.

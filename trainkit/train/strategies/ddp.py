@@ -128,7 +128,8 @@ class DDPStrategy(Strategy):
     def evaluation(self) -> Iterator[None]:
         # In forward passes DDP broadcasts buffers (batch norm's statistics) and, with gradients, may agree on
         # the order of its buckets. Workers may have different numbers of validation batches. So the buffers
-        # are broadcast only once, here, and forward passes in this block do not communicate.
+        # are broadcast once, at the beginning of this block, and forward passes in the block do not
+        # communicate.
         quiet = dict.fromkeys(
             ("broadcast_buffers", "require_backward_grad_sync", "require_forward_param_sync"), False
         )

@@ -262,7 +262,8 @@ def average_gradients(parameters: Sequence[torch.Tensor], group: dist.ProcessGro
     settle_gradients(parameters)
     works = []
     for bucket in _buckets(parameters):
-        # Only some workers may have a gradient of a parameter, so a flag for each parameter is sent too.
+        # A flag for each parameter is also sent, because perhaps only some workers have a gradient of the
+        # parameter.
         flat = torch.cat([*map(_values, bucket), _flags(bucket)])
         works.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
     for bucket, flat, work in works:

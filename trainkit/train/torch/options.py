@@ -174,9 +174,9 @@ class LoopOptions:
         """Return the trainer's arguments for one trial.
 
         Args:
-            config: sample of a search space. Its `train_loop_config` is merged into the trainer's
-                `train_loop_config`, and takes precedence. Its `scaling_config` replaces the trainer's
-                `scaling_config`, or only some settings of it if given as a dictionary.
+            config: sample of a search space. The sample's `train_loop_config` is merged into the trainer's
+                `train_loop_config`, and takes precedence. The sample's `scaling_config` replaces the
+                trainer's `scaling_config`, or only some of its settings if given as a dictionary.
 
         Raises:
             ConfigError: `config` has a key besides `train_loop_config` and `scaling_config`.

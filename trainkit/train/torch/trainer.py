@@ -63,7 +63,7 @@ class _OtherFormError(ConfigError, AttributeError):
 class _RunResult(Result):
     """Result of a training function's run.
 
-    Its metrics are only the metrics that the function itself has reported.
+    The result has only the metrics that the function itself has reported.
     """
 
     def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint | None:
@@ -447,7 +447,8 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """Return the differences between two configurations as text; "" if they are equal.
 
     Args:
-        before: configuration in the stored run. It has no `train_loop_config` if an older version wrote it.
+        before: configuration in the stored run. A configuration that an older version wrote has no
+            `train_loop_config`.
         after: configuration of the trainer.
     """
     if "train_loop_config" not in before:

@@ -56,9 +56,9 @@ def time_to_wait_s(size: int, allowed: Sequence[int], *, full_s: float, last_s: 
     """Return the seconds to wait for resources for `size` workers before a smaller number of workers is
     tried.
 
-    For the largest number of workers, the wait is `full_s`, because resources may soon be free again. For
-    numbers in between, the wait is short. For the smallest number, the wait is `last_s`, because no smaller
-    number is left to try.
+    For the largest number of workers, the wait is `full_s`, because resources may soon be free again. For all
+    numbers between the largest and the smallest number, the wait is short. For the smallest number, the wait
+    is `last_s`, because no smaller number is left to try.
     """
     if size == min(allowed):
         return last_s

@@ -176,8 +176,8 @@ class ActiveAttempt:
     def must_end(self, outcome: Outcome, time: float, grace_s: float) -> None:
         """Set the trial's outcome, unless it is already decided; the trial may run to its next report.
 
-        The trial has half of the grace time to reach its next report. After this half, the trial is
-        interrupted, and has the rest of the grace time for its clean-up.
+        The trial has half of the grace time to reach its next report. After half of the grace time, the trial
+        is interrupted, and has the other half for its clean-up.
         """
         if self.outcome is None:
             self.outcome, self.excused = outcome, True

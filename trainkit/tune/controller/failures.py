@@ -43,7 +43,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class Losses:
-    """Counter of consecutive node losses without progress of any trial in between."""
+    """Counter of consecutive node losses between which no trial has made progress."""
 
     def __init__(self) -> None:
         self._in_a_row = 0

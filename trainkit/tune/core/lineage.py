@@ -76,7 +76,7 @@ def lineage(
     before = 0
     for part in reversed(found):
         whose, config, first, end = part
-        # If the trial has not reported since its last exchange, the last part is empty. This part stays,
+        # If the trial has not reported since its last exchange, the last part is empty. The empty part stays,
         # because callers read the configuration of the trial's further training from the last part.
         if end > first or part is found[0]:
             stretches.append(Stretch(whose, config, first, end, before))

@@ -201,7 +201,7 @@ def what_is_best(
 
 
 def all_failed(trials: Sequence[Trial]) -> bool:
-    """Return True if trials exist and all have failed."""
+    """Return True if trials exist and all trials have failed."""
     return bool(trials) and all(trial.status is TrialStatus.ERROR for trial in trials)
 
 

@@ -52,7 +52,7 @@ def _of_suggestion(seed: int, index: int, redraw: int) -> SeedSequence:
 
     entropy: Any = (seed, index, redraw) if redraw else (seed, index)
     if seed <= _MOST and index <= _MOST:
-        # The array is made here, because NumPy takes longer to convert a tuple.
+        # The argument is an array, because NumPy takes longer to convert a tuple.
         entropy = numpy.array(entropy, numpy.uint32)
     return numpy.random.SeedSequence(entropy)
 

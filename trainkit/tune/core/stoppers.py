@@ -379,7 +379,7 @@ class CombinedStopper(Stopper):
     """Stopper that combines several stoppers, each of which can end the trial or the experiment.
 
     Args:
-        stoppers: stoppers to combine. All of them receive every report; the reason names the first stopper
+        stoppers: stoppers to combine. All stoppers receive every report; the reason names the first stopper
             that returns True.
     """
 

@@ -274,7 +274,7 @@ class ActorExecutor(Executor):
         for process in doomed + self._departures.take_all():
             try:
                 _end_now(process)
-            except TrainkitError:  # the other processes are killed anyway
+            except TrainkitError:  # the error is ignored, because the other processes must be killed too
                 logger.warning("%r could not be stopped", process.actor, exc_info=True)
 
     # --- a lost session ---------------------------------------------------------------------------

@@ -101,8 +101,8 @@ def check_methods(cls: type, base: type) -> None:
         ConfigError: a method has different arguments than trainkit's, or is a method of Ray that trainkit
             never calls.
     """
-    # A base class that is a scheduler was checked when it was defined. A mixin was not checked, so its
-    # methods are checked here.
+    # A base class that is a scheduler was checked when it was defined. A mixin was not checked, so this loop
+    # checks its methods.
     fresh = [each for each in cls.__mro__ if each is cls or not issubclass(each, base)]
     defined = {name: value for each in reversed(fresh) for name, value in vars(each).items()}
     for old, new in _RAYS_METHODS.items():

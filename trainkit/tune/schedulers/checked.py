@@ -110,8 +110,8 @@ class CheckedScheduler:
             self._scheduler.set_objectives(objectives)
             verb = "set_search_properties()"
             self._scheduler.set_search_properties(metric, mode, rng, total_samples)
-            # A user's `set_search_properties` need not call the base class's method, so the number of trials
-            # is set here.
+            # A user's `set_search_properties` need not call the base class's method, so this method sets the
+            # number of trials.
             self._scheduler.total_samples = total_samples
             verb = "take_space()"
             self._scheduler.take_space(space)

@@ -113,8 +113,8 @@ class Searcher(ABC):
 
     A subclass must override `suggest`, and may override `on_trial_result` and `on_trial_complete`.
     `set_search_properties` gives the experiment's search space to a searcher that has no own space. A restore
-    repeats all calls of these methods. A searcher therefore resumes unchanged if its suggestions depend only
-    on its arguments, `self.seed` and the results that it received.
+    repeats all calls of the overridden methods. A searcher therefore resumes unchanged if its suggestions
+    depend only on its arguments, `self.seed` and the results that it received.
 
     Args:
         metric: reported value to optimise; None: the TuneConfig's metric.

@@ -33,7 +33,7 @@ class ModelBasedSearcher(Searcher, Generic[F]):
     its own space or the space from `set_search_properties`, and makes any number of suggestions.
 
     Args:
-        space: space to search, in the subclass's form; None: the experiment's space. With a space here,
+        space: space to search, in the subclass's form; None: the experiment's space. If `space` is given,
             `param_space` may contain only constants, which are added to every configuration.
         metric: metric to optimise; None: the TuneConfig's metric.
         mode: "min" or "max"; None: the TuneConfig's mode.

@@ -172,7 +172,7 @@ def _command_in(text: str) -> tuple[str, str, dict[str, Any], str]:
     read = json.loads(text)
     if _is_deep(read):
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
-    # Lone surrogates can't be stored, so encoding them raises an error here.
+    # The text is encoded so that lone surrogates, which can't be stored, raise an error.
     json.dumps(read, ensure_ascii=False).encode()
     command = str(read["by"]), str(read["verb"]), dict(read["arguments"]), str(read["id"])
     if not command[0]:

@@ -491,7 +491,8 @@ class ExperimentReader:
         """Yield all events that searcher and scheduler received, in order.
 
         Args:
-            trials: all trials that this reader has read, unchanged. Their last results are not read again.
+            trials: all trials that this reader has read, unchanged. The last results of these trials are not
+                read again.
         """
         last = {trial.trial_id: trial.last_result for trial in trials}
         known = {seq for (seq,) in self._rows("SELECT max(seq) FROM results GROUP BY trial_id")}

@@ -77,7 +77,7 @@ class Mirror(Callback):
         """Check that the address can be written, and has no experiment if this experiment is new.
 
         Raises:
-            ConfigError: this experiment is new, but the address already has an experiment.
+            ConfigError: the experiment to be copied is new, but the address already has an experiment.
             StorageError: the address can't be written.
         """
         try:

@@ -296,7 +296,7 @@ class TrialActor:
         """Return at once; a result shows that the actor has its resources and is running."""
 
     def setup(self, spec: TrialSpec, trainable: Any, parameters: Mapping[str, Any]) -> WorkerProcess:
-        """Begin the first trial; a `Trainable` class is constructed and restored here.
+        """Begin the first trial. An object of a `Trainable` class is constructed and restored by this method.
 
         Args:
             spec: specification of the trial.

@@ -120,7 +120,7 @@ def _is_inside(name: str) -> bool:
 def _working_dir() -> str:
     try:
         return os.getcwd()
-    except FileNotFoundError:  # the directory was removed, but the trial can run anyway
+    except FileNotFoundError:  # the directory was removed, but the trial can run without it
         return ""
 
 

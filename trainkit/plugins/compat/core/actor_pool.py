@@ -69,7 +69,7 @@ class ActorPool(Generic[A]):
         Args:
             fn: function that calls a method of the actor and returns its reference, such as `lambda a, v:
                 a.double.remote(v)`. For a method with several returns, `fn` returns a list of references, and
-                the result is a list too.
+                the result is a list of values.
             value: second argument that `fn` receives.
         """
         self._collect(0)

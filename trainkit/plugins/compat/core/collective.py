@@ -1,6 +1,6 @@
 """Collective operations among actors, under the names of `ray.util.collective`, with torch's gloo backend.
 
-Tensors are PyTorch tensors on the CPU or NumPy arrays. They are changed in place.
+Tensors are PyTorch tensors on the CPU or NumPy arrays. The tensors are changed in place.
 """
 
 from __future__ import annotations

@@ -75,8 +75,8 @@ class DAGNode(ABC):
         Args:
             enable_asyncio: True: calls of `execute_async`, from an event loop, execute the graph. False:
                 calls of `execute` execute the graph.
-            **buffers: Ray's settings of the buffers for results, such as `_buffer_size_bytes`. They have no
-                effect, because trainkit limits neither the number nor the size of results.
+            **buffers: Ray's settings of the buffers for results, such as `_buffer_size_bytes`. These settings
+                have no effect, because trainkit limits neither the number nor the size of results.
 
         Raises:
             ConfigError: the graph has no InputNode, or each execution would create an actor.

@@ -121,7 +121,7 @@ class Queue:
         return taken
 
     def shutdown(self, force: bool = False, grace_period_s: float = 5) -> None:
-        """End the queue's actor. Its items are lost, and waiting calls fail with ActorDiedError.
+        """End the queue's actor. The items of the queue are lost, and waiting calls fail with ActorDiedError.
 
         Args:
             force: argument of Ray without effect, because the actor has no work to finish.

@@ -12,7 +12,7 @@ class RuntimeEnv(dict[str, Any]):
     """Dictionary for the option `runtime_env=`, made from keyword arguments.
 
     The functions that receive the dictionary check it: `init` and `.options()` accept `env_vars` and
-    `working_dir`. They refuse entries that install packages, because workers use the packages of the
+    `working_dir`. Entries that install packages are refused, because workers use the packages of the
     program's environment.
 
     Args:

@@ -245,7 +245,8 @@ class TrialTable:
             limit: maximum number of trials in the page.
             sort: name of a column in `SORTABLE`, or `config/NAME`, or `metrics/NAME`.
             descending: True: sort in descending order; trials without a value are last in either order.
-            states: states or statuses; only trials with one of them are returned. Empty means all trials.
+            states: states or statuses; only trials with one of these states or statuses are returned. Empty
+                means all trials.
             search: text that a trial's name, status, reason, configuration, report or error must contain.
 
         Raises:
@@ -354,7 +355,8 @@ def _values(row: Sequence[Any], ended: float | None, *, is_owned: bool) -> tuple
 def _order(sort: str, *, descending: bool) -> tuple[str, list[str]]:
     kind, slash, name = sort.partition("/")
     if slash and kind in ("config", "metrics"):
-        # SQLite's JSON functions end a name at a null character, so the requested name is cut there too.
+        # SQLite's JSON functions end a name at a null character, so the requested name is also cut at a null
+        # character.
         value, values = f"(SELECT value FROM json_each({kind}) WHERE key = ?)", [name.partition("\0")[0]]
     elif sort in SORTABLE:
         value, values = ("trial_index" if sort == "index" else sort), []

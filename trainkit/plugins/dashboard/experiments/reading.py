@@ -125,7 +125,7 @@ class _Curve:
     """Points of a trial's curve, made from the reports that have been read.
 
     Args:
-        attempt: number of the attempt that made the last of these reports.
+        attempt: number of the attempt that made the last report of the curve.
     """
 
     def __init__(self, attempt: int) -> None:
@@ -176,7 +176,8 @@ class RowReader(LogReader):
 
     Args:
         folder: folder of the experiment.
-        state: state of the experiment's file, if it has just been determined; None: determine it here.
+        state: state of the experiment's file, if it has just been determined; None: the reader determines the
+            state.
     """
 
     _shared: ClassVar[OrderedDict[tuple[Path, str], _LastValues]] = OrderedDict()

@@ -289,7 +289,8 @@ class ActorClient:
         if peer.takes_small_calls and spec.is_plain:
             arguments = lasting(args, kwargs)
             if arguments is not None:
-                # The code is inlined here for speed, as plain small calls are the most frequent calls.
+                # The code for plain small calls is inlined for speed, because they are the most frequent
+                # calls.
                 results = self._results
                 ref = LocalRef(results.new_id(), peer)
                 ref.body = method  # the name is set before sending, because the answer overwrites it

@@ -78,7 +78,9 @@ class BackgroundThread:
                     self._wake()
 
     def flush(self, conn: Connection) -> None:
-        """Write the unsent data of `conn` as soon as the kernel accepts it, and read `conn` meanwhile.
+        """Write the unsent data of `conn` as soon as the kernel accepts it.
+
+        Until all data is written, also read `conn`.
 
         `conn` is read because the process at the other end may read data only after its answers were read.
         """

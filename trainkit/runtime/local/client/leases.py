@@ -35,7 +35,10 @@ class LeaseOwner(Protocol):
         """Return the packed call of a task."""
 
     def cancel(self, task: Task, force: bool, recursive: bool) -> None:
-        """Complete a task as cancelled if the task has not begun. Otherwise stop the task in its worker."""
+        """Complete a task as cancelled if the task has not begun.
+
+        If the task has begun, stop the task in its worker.
+        """
 
     def stop(self, lease: WorkerLease, task: Task, force: bool, recursive: bool) -> None:
         """Stop `task` in the worker of `lease`, or kill the worker if `force` is True."""

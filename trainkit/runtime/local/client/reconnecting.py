@@ -6,7 +6,7 @@
 
 The new connection gets the descriptor number of the old connection, so threads that wait for an answer keep
 polling the new connection. Until the node answers, this process also keeps the other end of the socket pair
-open. Otherwise the new connection would appear closed.
+open. If the other end were closed, the new connection would appear closed.
 """
 
 from __future__ import annotations

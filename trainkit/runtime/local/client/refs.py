@@ -316,7 +316,8 @@ class CallConnection(channel.Connection):
         return error
 
     def __del__(self) -> None:
-        # No answer is pending here, as a pending reference would keep this connection alive.
+        # When this method is called, no answer is pending, because a pending reference would keep this
+        # connection alive.
         self.close_when_sent()
 
 

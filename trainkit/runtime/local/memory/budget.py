@@ -5,7 +5,7 @@
 A process that makes a segment adds the segment's size to `used`, under a lock that all processes share. A
 process that frees a segment subtracts the segment's size from `used`. Segments that a process keeps allocated
 for reuse (warm segments) stay counted. A segment also stays counted if its maker releases it or dies while
-other processes use it. So `used` may be too high. It can be too low only if the program itself forks
+other processes use it. So `used` may be too high. `used` can be too low only if the program itself forks
 children, which share the open files of segments. Counting takes only a microsecond for each new segment. If
 `used` would exceed the limit, the real use is read from the kernel's list of locks on segments (see `locks`).
 All processes' warm segments are then freed. To find the warm segments, `makers` lists each process that has

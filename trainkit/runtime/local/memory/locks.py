@@ -120,7 +120,8 @@ def sizes_in_use(session: int | None = None, *, on_disk: bool = False) -> dict[i
 
     The kernel returns its table of locks page by page. If a lock is released between two pages, the kernel
     skips a different lock. So a table of several pages is read again, with pages of different sizes, until
-    two readings are equal, at most 10 times. The result may contain locks that are released meanwhile.
+    two readings are equal, at most 10 times. The result may contain locks that were released during the
+    reading.
 
     Args:
         session: number of the session; None means any session.

@@ -353,8 +353,8 @@ class SegmentPool:
         """Return the smallest unused warm segment of `size` to `2 * size` bytes, or None if none fits."""
         fitting = [kept for kept in self._kept if size <= kept.span.size_bytes <= 2 * size]
         for kept in sorted(fitting, key=lambda kept: kept.span.size_bytes):
-            # Garbage collection may recycle a segment here, and so drop a segment of `fitting`. Thus a
-            # segment is taken out of the list before its descriptor is used.
+            # At any point of this loop, garbage collection may recycle a segment, and so drop a segment of
+            # `fitting`. Thus a segment is taken out of the list before its descriptor is used.
             try:
                 self._kept.remove(kept)
             except ValueError:

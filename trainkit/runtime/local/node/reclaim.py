@@ -69,7 +69,7 @@ class LeaseReclaimer:
     def _insist(self) -> None:
         """Reclaim the driver's leases, even busy leases.
 
-        If requests still wait after that, reclaim workers' leases too.
+        If requests still wait after these leases are returned, also reclaim workers' leases.
         """
         if not (line := self._in_reach()):  # the return of a lease would not help the waiting requests
             return

@@ -10,8 +10,8 @@ reconnect, and the actor's owner has reconnected or released the actor.
 The node never unpacks the values of a constructor call. The node can send shared memory in the call any
 number of times. A handle of a different actor in the call is an open connection, over which the node requests
 a further connection for each restart. A pending reference in the call is also an open connection, and the
-node uses it in the same way until the reference's value arrives. Then the node keeps the value for later
-restarts.
+node uses it in the same way until the reference's value arrives. When the value has arrived, the node keeps
+it for later restarts.
 """
 
 from __future__ import annotations
@@ -343,7 +343,7 @@ class _KeptActor:
 
 
 class _KeptPromise:
-    """Received reference to a pending value. This object keeps the value once it has arrived.
+    """Received reference to a pending value. Once the value has arrived, this object keeps the value.
 
     Args:
         loop: the node's event loop.

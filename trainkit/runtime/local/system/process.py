@@ -394,7 +394,7 @@ def memory_files(pid: int, name: str) -> list[str]:
     with contextlib.suppress(OSError):
         for number in os.listdir(f"/proc/{pid}/fd"):
             link = f"/proc/{pid}/fd/{number}"
-            with contextlib.suppress(FileNotFoundError):  # the descriptor was closed meanwhile
+            with contextlib.suppress(FileNotFoundError):  # the descriptor was closed after it was listed
                 if os.readlink(link).startswith(f"/memfd:{name} "):
                     found.append(link)
     return found

@@ -211,8 +211,8 @@ class Cancel(NamedTuple):
 class Abandoned(NamedTuple):
     """Request of an actor to which no handles are left, answered with True if the actor must end.
 
-    The answer is False if a process has found the actor by name meanwhile. The connection of the process that
-    found the actor arrives before the answer.
+    The answer is False if a process has found the actor by name since the last handle was closed. The
+    connection of the process that found the actor arrives before the answer.
 
     Attributes:
         introduced: number of `Connect` messages that have arrived at the actor.

@@ -54,10 +54,10 @@ class PopulationBasedTraining(TrialScheduler):
     jumps over several multiples counts once. A judged member in the lower quantile exploits: it takes over
     the latest checkpoint of a strictly better member of the upper quantile. Possible donors are tried in
     random order until a donor has a checkpoint. The judged member continues with an explored copy of the
-    donor's configuration. With probability `resample_probability`, a mutated value is drawn again. Otherwise
-    a number is multiplied by one of `perturbation_factors`, a value of a list moves to its left or right
-    neighbour, and a `tune.choice` stays. Values keep the range and the type of their domain. A whole number
-    changes by at least one.
+    donor's configuration. With probability `resample_probability`, a mutated value is drawn again. If the
+    value is not drawn again, a number is multiplied by one of `perturbation_factors`, a value of a list moves
+    to its left or right neighbour, and a `tune.choice` stays. Values keep the range and the type of their
+    domain. A whole number changes by at least one.
 
     Members that have ended leave the population. A member whose score is NaN is never a donor, and exploits
     as soon as another member has a score. If not all members can run at once, they take turns: at each
@@ -76,8 +76,8 @@ class PopulationBasedTraining(TrialScheduler):
         quantile_fraction: fraction of the population that takes over a state, and fraction that donates its
             state; 0 to 0.5. With 0, no member takes over a state.
         resample_probability: probability that a mutated value is drawn again.
-        perturbation_factors: factors for numbers; a perturbed number is multiplied by a random factor of
-            these.
+        perturbation_factors: factors for numbers; a perturbed number is multiplied by a factor drawn from
+            this list.
         custom_explore_fn: function that receives each explored configuration and returns the configuration to
             use.
         log_config: True writes pbt_global.txt and pbt_policy_<trial id>.txt into the experiment's folder.

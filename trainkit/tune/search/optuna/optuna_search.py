@@ -47,7 +47,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         space: dictionary with domains, as in `param_space`; or a dictionary from names to Optuna's
             distributions, where 'net/width' is `config["net"]["width"]`; or a function that asks an Optuna
             trial for values. The function may branch freely, and may return constants. None: `param_space` is
-            searched. With a space here, `param_space` may contain only constants, which are added to every
+            searched. If `space` is given, `param_space` may contain only constants, which are added to every
             configuration.
         metric: metric to optimise, or a list of metrics; None: the TuneConfig's metric.
         mode: "min" or "max", or a list with a mode for each metric; None: the TuneConfig's mode.

@@ -347,7 +347,7 @@ class DefineByRun(_Asked):
         trial = FixedTrial(_by_name(config))
         try:
             with warnings.catch_warnings():
-                # Optuna only warns of a value outside a domain, but such a value must fail here.
+                # An error is raised, because Optuna itself only warns of a value outside of its domain.
                 warnings.simplefilter("error", UserWarning)
                 constants = self._call(trial)
         except Exception:  # the next suggestion calls the function again, and then raises the error
