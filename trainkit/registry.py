@@ -149,7 +149,8 @@ class Registry:
 
     def _entries(self) -> Iterator[EntryPoint]:
         if _may_be_declared(self.group.encode()):
-            from importlib.metadata import entry_points  # the import is slow and seldom needed
+            # imported here, as the import is slow and seldom needed
+            from importlib.metadata import entry_points
 
             yield from entry_points(group=self.group)
 
@@ -173,7 +174,7 @@ def _may_be_declared(group: bytes) -> bool:
     """Return False if no installed package names the group; a full search would take ten times as long."""
     finders = [finder for finder in sys.meta_path if hasattr(finder, "find_distributions")]
     if finders != [PathFinder] or any(map(os.path.isfile, sys.path)):
-        return True  # packages may also be in other places, such as an archive
+        return True  # packages may also be outside folders, for example in an archive
     for folder in sys.path:
         for name in iglob(f"{escape(folder or '.')}/*-[Ii]*/entry_points.txt"):
             with contextlib.suppress(OSError), open(name, "rb") as file:

@@ -518,7 +518,8 @@ def comparable_candidates(
     """
     complete, cut_off = complete_candidates(found.candidates, task, by_portions=by_portions)
     if found.ended_by is not None and task.candidates is not None:
-        cut_off = max(cut_off, task.candidates - len(complete))  # some candidates have not even started
+        # candidates that have not started are also counted as cut off
+        cut_off = max(cut_off, task.candidates - len(complete))
     if not complete and not may_be_none and found.interrupted:
         raise KeyboardInterrupt
     why = "" if found.ended_by is None else found.ended_by.why

@@ -195,7 +195,7 @@ class FirstFolds:
         """Return the CPU seconds of the evaluating thread, which do not depend on other load, but at least
         1/20 of the elapsed time.
         """
-        with contextlib.suppress(OSError):  # the thread has just ended
+        with contextlib.suppress(OSError):  # reading the time fails if the thread has just ended
             self._computed_s = self._clock()
         return max(self._computed_s, (SYSTEM.monotonic() - self._started) / 20)
 

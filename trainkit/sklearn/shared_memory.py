@@ -224,7 +224,7 @@ class SharedCopies:
                 if os.fstat(fd).st_size:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     os.ftruncate(fd, 0)
-            except BlockingIOError:  # another process is using the copy
+            except BlockingIOError:  # another process is using this copy of the data
                 continue
             finally:
                 os.close(fd)

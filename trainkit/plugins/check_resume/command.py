@@ -76,7 +76,7 @@ class CheckResume(Command):
         try:
             with tempfile.TemporaryDirectory(prefix="check-", ignore_cleanup_errors=True) as scratch:
                 report = asyncio.run(_report(arguments, Path(scratch)))
-        except asyncio.CancelledError:  # SIGTERM has cancelled the check
+        except asyncio.CancelledError:  # the signal SIGTERM has cancelled the running check
             return _TERMINATED
         except (TrainkitError, OSError) as error:
             sys.stderr.write(f"trainkit check-resume: {error}\n")

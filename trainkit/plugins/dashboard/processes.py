@@ -198,7 +198,7 @@ def _metrics(call: Call) -> Response:
     folder = _session_of(call).folder
     try:
         text = metrics.prometheus_text(folder / metrics.FOLDER)
-    except (OSError, ValueError):  # Prometheus' library raises one of these errors if the folder is gone.
+    except (OSError, ValueError):  # Prometheus' library raises one of these errors if its folder was removed.
         if folder.is_dir():
             raise
         raise NotFoundError(f"the session in {folder} has just ended") from None

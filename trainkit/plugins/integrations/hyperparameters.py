@@ -58,7 +58,7 @@ class Hyperparameter(result_grid.Hyperparameter):
             if isinstance(end, (int, float))
         ]
         if len(ends) == 2 and self.is_whole:
-            ends[1] -= 1  # the upper end of an integer domain is exclusive
+            ends[1] -= 1  # an integer domain does not include its upper end
         every = [*ends, *self.values.values()]
         return min(every), max(every)
 

@@ -318,7 +318,7 @@ class RayEngine:
 
     def close(self) -> None:
         if self.is_worker or self.pid != os.getpid():
-            return  # a worker's engine ends with its process
+            return  # the engine of a worker ends together with the worker's process
         self._definitions.clear()
         process.remove_folder(self.scratch)
         if self._owned and ray.is_initialized():

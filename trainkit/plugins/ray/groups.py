@@ -115,7 +115,7 @@ def find(name: str) -> tuple[int, list[Bundle]]:
 def _named(name: str) -> PlacementGroup | None:
     try:
         return get_placement_group(name)
-    except ValueError:  # Ray does not know the name
+    except ValueError:  # Ray knows no placement group with this name
         return None
 
 

@@ -37,7 +37,7 @@ def _nodes() -> list[Row]:
             "alive": node["Alive"],
             "hostname": node["NodeManagerHostname"],
             "address": node["NodeManagerAddress"],
-            "pid": None,  # Ray does not report the pid
+            "pid": None,  # Ray does not report the process id
             "labels": dict(node.get("Labels") or {}),
             "resources": plain(node["Resources"]),
             "available": plain(available.get(node["NodeID"], {})),
@@ -97,7 +97,7 @@ def _tasks() -> list[Row]:
             is_running=task.state == "RUNNING",
             worker_id=task.worker_id,
             pid=task.worker_pid,
-            owner_pid=None,  # Ray does not report the owner's pid
+            owner_pid=None,  # Ray does not report the process id of the owner
             task_id=task.task_id,
         )
         for task in _from_dashboard("list_tasks")

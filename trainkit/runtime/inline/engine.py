@@ -110,7 +110,7 @@ class InlineEngine:
         return  # all values are in this process, and a forked child has copies of the values
 
     def require_node(self) -> None:
-        return  # this engine has no node
+        return  # the inline engine has no node process
 
     # calls
 

@@ -178,7 +178,7 @@ def _beside(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
         try:
             with standing_in(inside):
                 done.set_result(work())
-        except BaseException as error:  # the error is passed to the waiting thread, whatever its type
+        except BaseException as error:  # an error of any type is passed to the waiting thread
             done.set_exception(error)
 
     thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="trainkit-inline-loop")

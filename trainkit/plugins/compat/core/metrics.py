@@ -117,7 +117,7 @@ class _Values:
                     self._files[metric._kind] = file
                 for key, number in metric._entries(value, labels):
                     file.write_value(key, number + file.read_value(key)[0] if adds else number, SYSTEM.now())
-        except OSError as error:  # A failed recording must not fail the caller.
+        except OSError as error:  # If the metric can't be recorded, the caller must not fail.
             self._is_full = True
             sys.stderr.write(f"trainkit: metrics of this process are no longer recorded: {error}\n")
         finally:

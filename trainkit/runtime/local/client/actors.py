@@ -395,7 +395,7 @@ class ActorEndpoint(Uncopied):
         with sharing:
             self.peer.endpoints -= 1
             is_last = not self.peer.endpoints
-        if is_last:  # only sending ends, as answers to earlier calls may still arrive
+        if is_last:  # the connection is closed only for sending, as answers to earlier calls may still arrive
             self.peer.finish_sending()
 
 

@@ -334,7 +334,7 @@ class LocalEngine:
 
     def close(self) -> None:
         if self._node_process is None or self.node.closing or self.pid != os.getpid():
-            return  # a worker's engine ends with its process, so it is not closed here
+            return  # the engine of a worker ends with the worker's process, so it is not closed here
         self.node.closing = True
         try:
             self._read_out()

@@ -237,7 +237,8 @@ class WorkerLease(CallConnection):
         task = self.owing.get(frame.call_id)
         if task is None or not task.retry_exceptions:
             return False
-        *others, last = task.refs  # all results of a task fail together, so only the last failure decides
+        # all results of a task fail together, so only the last result's failure decides
+        *others, last = task.refs
         if frame.call_id != last.id:
             return True
         if task.retries_left and not task.cancelled and not any(ref.done() for ref in task.refs):

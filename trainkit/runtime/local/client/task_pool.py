@@ -461,7 +461,7 @@ class TaskPool:
                 self._give_back(lease)
                 self.again(tasks)
                 return
-            why = error  # the node has ended, and all workers with it
+            why = error  # the node has ended, and all its workers have ended too
             fail([ref for task in tasks for ref in task.refs], lambda: why)
             self.fail(LOST, lambda: why)
             return

@@ -310,7 +310,7 @@ class Node:
             self._server.write_card()
             path = self._session.folder / LOG
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        except OSError as error:  # the session's folder was removed, or the disk is full
+        except OSError as error:  # writing fails if the session's folder was removed or the disk is full
             sys.stderr.write(f"trainkit: detached actors end with the program (can't write {LOG}: {error})\n")
             return False
         self._processes.redirect(fd)

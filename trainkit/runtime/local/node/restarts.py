@@ -375,7 +375,7 @@ class _KeptPromise:
         try:
             # the receiver closes the connection
             send_answer(conn, answer.kind, answer.body, answer.call_id, "trainkit")
-        except OSError:  # the receiver of the answer has ended
+        except OSError:  # the process that should receive the answer has ended
             self._loop.end(conn)
 
     def _never_arrives(self) -> None:

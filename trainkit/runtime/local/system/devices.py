@@ -107,7 +107,7 @@ def _folders(controller: str) -> list[Path]:
 def _read(path: Path) -> str:
     try:
         return path.read_text()
-    except OSError:  # the outermost cgroup has no such file
+    except OSError:  # the outermost cgroup does not have this file
         return ""
 
 

@@ -351,7 +351,7 @@ def flush_streams(code: int) -> int:
         except Exception:
             setattr(sys, name, None)
             code = _FLUSH_FAILED
-            with contextlib.suppress(OSError):  # standard error may be closed too
+            with contextlib.suppress(OSError):  # the stream for errors may be closed too
                 os.write(2, traceback.format_exc().encode(errors="backslashreplace"))
     return code
 

@@ -174,7 +174,7 @@ class _Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     name: str | None = None
-    begun: float = 0.0  # start time of the call, by the monotonic clock
+    begun: float = 0.0  # time at which the call started, by the monotonic clock
 
 
 @dataclass(slots=True, eq=False)
@@ -275,7 +275,8 @@ class AsyncioExecutor:
                 self._construct_in_main_thread(conn, frame)
             else:
                 self._construct(conn, frame)
-                if self._calls.beginning is not None:  # calls of methods begin only when this task has ended
+                # the actor's methods are called only after this asyncio task has ended
+                if self._calls.beginning is not None:
                     self._constructing = self._loop.create_task(self._begin_instance(frame))
             return
         try:

@@ -64,7 +64,7 @@ class Interruption:
         calls = self._calls
         running = calls.running
         if os.getpid() != self._pid:
-            return  # a forked child ignores the signal
+            return  # a forked child of the worker ignores this signal
         # A call is interrupted only once, so that its `finally` blocks complete.
         if not running or running == calls.interrupted:
             self.missed = True
