@@ -64,8 +64,8 @@ class Clean(Command):
 def _best_trial(overview: Overview) -> str:
     if overview.best is None:
         raise ConfigError(
-            f"{overview.folder} has no best trial: it has no metric, no trial reported the metric, or all "
-            "trials have failed"
+            f"{overview.folder} has no best trial: it has no metric, no feasible trial reported the metric, "
+            "or all trials have failed"
         )
     return overview.best[0]
 

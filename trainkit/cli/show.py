@@ -26,6 +26,7 @@ from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, StoreError, did_you_mean
 from trainkit.tune.core.checks import is_number
 from trainkit.tune.core.metrics import encode, flatten, without_objects
+from trainkit.tune.core.objectives import VIOLATION
 from trainkit.tune.core.stoppers import AUTOMATIC
 from trainkit.tune.core.trial import Trial
 from trainkit.tune.display import Table, cell_text, duration, wide_console
@@ -206,6 +207,7 @@ def _default_columns(known: Sequence[str], metric: str | None) -> list[str]:
         and name not in (*_FIRST, "failures", "attempt", "name", "folder", "reason")
     ]
     shown = [metric] if metric in reported else reported[:4]
+    shown += [VIOLATION] if VIOLATION in known else []
     config = [name for name in known if name.startswith("config/")][:6]
     return [*_FIRST, *filter(None, shown), *config, "reason"]
 

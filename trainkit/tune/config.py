@@ -34,6 +34,7 @@ from trainkit.tune.core.configs import FailureConfig as FailureConfig
 from trainkit.tune.core.configs import ResumeConfig as ResumeConfig
 from trainkit.tune.core.configs import Settings
 from trainkit.tune.core.configs import SyncConfig as SyncConfig
+from trainkit.tune.core.constraints import Constraint, constraints_of
 from trainkit.tune.core.metrics import flatten
 from trainkit.tune.core.objectives import Objective, objectives_of
 from trainkit.tune.core.setting_names import setting
@@ -84,6 +85,9 @@ class TuneConfig(Settings):
             late or never.
         learn_from: earlier experiments of similar problems, from which the search learns where to begin: a
             list of folders, `ResultGrid`s, or DataFrames with a column for each parameter and for the metric.
+        constraints: limits of reported values, such as ["latency_ms <= 20", "eval/accuracy >= 0.9"]; a value
+            equal to its limit is feasible, and NaN is not. A trial whose last report violates a constraint is
+            never the best trial; searchers and schedulers rank it after all feasible trials.
         chdir_to_trial_dir: older form of RunConfig(chdir_to_trial_dir=...), used if the RunConfig sets None.
 
     Raises:
@@ -105,6 +109,7 @@ class TuneConfig(Settings):
     allow_duplicates: bool = False
     strict_metric_checking: bool = True
     learn_from: Any = field(default=None, hash=False)
+    constraints: Sequence[str] = ()
     chdir_to_trial_dir: bool | None = None
 
     def __post_init__(self) -> None:
@@ -124,6 +129,8 @@ class TuneConfig(Settings):
                 object.__setattr__(self, name, value)
             require_number(name, value, "seconds above 0", above=0, optional=True)
         require_whole("seed", self.seed, 0, optional=True)
+        constraints_of(self.constraints)
+        object.__setattr__(self, "constraints", tuple(self.constraints))
         for name in ("reuse_actors", "allow_duplicates", "strict_metric_checking"):
             require_one_of(name, getattr(self, name), (True, False, None))
         # The value may be a NumPy integer, so it is converted to an int.
@@ -154,6 +161,11 @@ class TuneConfig(Settings):
     def objectives(self) -> tuple[Objective, ...]:
         """The objectives, if `metric` and `mode` are lists; otherwise an empty tuple."""
         return objectives_of(self.metric, self.mode)
+
+    @property
+    def limits(self) -> tuple[Constraint, ...]:
+        """The constraints."""
+        return constraints_of(self.constraints)
 
     @property
     def one_metric(self) -> str | None:

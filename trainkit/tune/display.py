@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trainkit.resources import describe_use
 from trainkit.tune.core.checks import is_number
 from trainkit.tune.core.metrics import first_line, flatten, lookup
-from trainkit.tune.core.objectives import NONE_BEST, trial_score
+from trainkit.tune.core.objectives import (
+    NONE_BEST,
+    NONE_FEASIBLE,
+    VIOLATION,
+    is_feasible,
+    trial_score,
+    violation_in,
+)
 from trainkit.tune.core.trial import STATES, Trial, TrialStatus
 
 if TYPE_CHECKING:
@@ -331,8 +338,8 @@ class ExperimentProgress:
         self.mode = mode
         self.started = started
         self.ranked: list[Trial] = []
-        self._leaders: list[tuple[float, int, Trial]] = []
-        """Negative score, index and trial of the best ended trials, best first."""
+        self._leaders: list[tuple[float, float, int, Trial]] = []
+        """Violation, negative score, index and trial of the best ended trials, best first."""
         self._known = 0
         self._open: list[Trial] = []
         self._ended: Counter[str] = Counter()
@@ -350,10 +357,10 @@ class ExperimentProgress:
         self._failed.extend(trial for trial in ended if trial.status is TrialStatus.ERROR)
         self._leaders = heapq.nsmallest(MAX_ROWS, [*self._leaders, *self._scored(ended)])
         best = heapq.nsmallest(MAX_ROWS, [*self._leaders, *self._scored(self._open)])
-        self.ranked = [trial for _, _, trial in best]
+        self.ranked = [trial for *_, trial in best]
 
-    def _scored(self, trials: Sequence[Trial]) -> list[tuple[float, int, Trial]]:
-        """Return negative score, index and trial of each trial whose last report has a finite metric."""
+    def _scored(self, trials: Sequence[Trial]) -> list[tuple[float, float, int, Trial]]:
+        """Return the key and the trial of each trial whose last report has a finite metric."""
         # Without a mode, no value of the metric is better than another value.
         if self.metric is None or self.mode is None:
             return []
@@ -361,16 +368,17 @@ class ExperimentProgress:
         for trial in trials:
             score = trial_score([trial.last_result], self.metric, self.mode, "last", keep_all=False)
             if score is not None:
-                found.append((-score, trial.index, trial))
+                found.append((violation_in([trial.last_result]), -score, trial.index, trial))
         return found
 
     @property
     def best(self) -> Trial | None:
         """The trial with the best last report; of equal trials, the trial that was suggested first.
 
-        None if no last report has the metric, or if all trials have failed.
+        None if no feasible last report has the metric, or if all trials have failed.
         """
-        return None if self.all_failed else next(iter(self.ranked), None)
+        feasible = (trial for trial in self.ranked[:1] if is_feasible(trial.last_result))
+        return None if self.all_failed else next(feasible, None)
 
     @property
     def all_failed(self) -> bool:
@@ -439,6 +447,10 @@ class ExperimentProgress:
         if self.all_failed and self.metric is not None:
             return f"best by last report: {NONE_BEST}"
         best = self.best
+        if best is None and self.ranked:
+            nearest = self.ranked[0]
+            by = f"{violation_in([nearest.last_result]):.4g}, of {nearest.trial_id}"
+            return f"best by last report: {NONE_FEASIBLE}; the smallest violation is {by}"
         return "" if best is None else f"{self.best_words()}: {config_words(best.config)}".removesuffix(": ")
 
     def progress_words(self, total: int | None) -> str:
@@ -502,6 +514,14 @@ def progress_table(
     )
 
 
+def infeasible_words(report: Mapping[str, Any]) -> str:
+    """Return text about the violation of constraints by a report, such as 'infeasible by 0.15'; else ''."""
+    if not report or is_feasible(report):
+        return ""
+    violation = report[VIOLATION]
+    return f"infeasible by {violation:.3g}" if violation == violation else "not known to be feasible"
+
+
 def _progress_cells(trial: Trial, metric: str | None) -> dict[str, str]:
     result = trial.last_result
     seconds = number_words(result.get("time_total_s"))
@@ -512,5 +532,5 @@ def _progress_cells(trial: Trial, metric: str | None) -> dict[str, str]:
         _METRIC: number_words(lookup(result, metric)) if metric else "",
         "seconds": f"{float(seconds):.1f}" if seconds else "",
         "parameters": config_words(trial.evaluated_params),
-        "why": short_reason(trial.reason),
+        "why": "; ".join(filter(None, [infeasible_words(result), short_reason(trial.reason)])),
     }

@@ -7,10 +7,12 @@ Bayesian Optimization", NeurIPS 2023, for the logarithm.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trainkit.plugins.gaussian_process.constraints import Feasibility
 from trainkit.plugins.gaussian_process.encoding import Encoding, Floats
 from trainkit.plugins.gaussian_process.minimize import minimize
 from trainkit.plugins.gaussian_process.model import GaussianProcess
@@ -63,14 +65,70 @@ def _log_gain(steps: Floats) -> tuple[Floats, Floats]:
     return np.where(is_near, np.log(gain), far), slope
 
 
-def proposals(process: GaussianProcess, encoding: Encoding, rng: Generator) -> Floats:
-    """Return rows of the space, those with the largest expected improvement first; shape (m, d).
+@dataclass(frozen=True)
+class Gain:
+    """Logarithm of the expected improvement, times the probability that a row is feasible.
+
+    Attributes:
+        process: process of the losses.
+        best: the loss to improve; None: no trial is feasible, and only the probability counts.
+        feasibility: probability of a feasible row; None: there are no constraints.
+    """
+
+    process: GaussianProcess
+    best: float | None
+    feasibility: Feasibility | None = None
+
+    def __call__(self, rows: Floats) -> Floats:
+        """Return the gain of each of `rows`."""
+        found: Floats = np.zeros(len(rows))
+        if self.best is not None:
+            found += log_improvement(self.best, *self.process.predict(rows))
+        if self.feasibility is not None:
+            found += self.feasibility.log_probability(rows)
+        return found
+
+    def gradients(self, rows: Floats) -> tuple[Floats, Floats]:
+        """Return the gain of each of `rows`, and its derivatives by each column, shape (m, d)."""
+        gain, slope = np.zeros(len(rows)), np.zeros(rows.shape)
+        if self.best is not None:
+            mean, deviation, by_mean, by_deviation = self.process.gradients(rows)
+            steps = (self.best - mean) / deviation
+            gain, by_steps = _log_gain(steps)
+            gain = gain + np.log(deviation)
+            factors = (by_steps / deviation)[:, None]
+            slope = -factors * (by_mean + steps[:, None] * by_deviation) + by_deviation / deviation[:, None]
+        if self.feasibility is not None:
+            logs, by_logs = self.feasibility.gradients(rows)
+            gain, slope = gain + logs, slope + by_logs
+        return gain, slope
+
+
+def proposals(
+    process: GaussianProcess,
+    encoding: Encoding,
+    rng: Generator,
+    feasibility: Feasibility | None = None,
+    feasible: Floats | None = None,
+) -> Floats:
+    """Return rows of the space, those with the largest gain first; shape (m, d).
 
     Rows that the process already contains are left out.
+
+    Args:
+        process: process of the losses.
+        encoding: encoding of the rows.
+        rng: generator of the random candidates.
+        feasibility: probability of a feasible row; None: there are no constraints.
+        feasible: with constraints, the rows of the feasible trials, shape (k, d).
     """
-    expected = process.mean(process.rows)
-    best = float(expected.min())
-    good = process.rows[np.argsort(expected, kind="stable")[:GOOD]]
+    known = process.rows if feasible is None else feasible
+    merit = process.mean(known)
+    gain = Gain(process, float(merit.min()) if len(known) else None, feasibility)
+    if feasibility is not None and not len(known):
+        known = process.rows
+        merit = -feasibility.log_probability(known)
+    good = known[np.argsort(merit, kind="stable")[:GOOD]]
     half = CANDIDATES // 2
     rows = np.concatenate(
         [
@@ -81,18 +139,18 @@ def proposals(process: GaussianProcess, encoding: Encoding, rng: Generator) -> F
         ]
     )
     rows = encoding.snapped(rows)
-    gains = log_improvement(best, *process.predict(rows))
+    gains = gain(rows)
     for width in CLOSER:
         top = rows[np.argsort(-gains, kind="stable")[:REFINED]]
         near = encoding.snapped(neighbours(encoding, np.repeat(top, NEIGHBOURS, axis=0), width, rng))
         rows = np.concatenate([near, rows])
-        gains = np.concatenate([log_improvement(best, *process.predict(near)), gains])
-    climbed = _climbed(process, encoding, best, rows[np.argsort(-gains, kind="stable")[:REFINED]])
+        gains = np.concatenate([gain(near), gains])
+    climbed = _climbed(gain, encoding, rows[np.argsort(-gains, kind="stable")[:REFINED]])
     rows = np.concatenate([climbed, rows])
-    gains = np.concatenate([log_improvement(best, *process.predict(climbed)), gains])
+    gains = np.concatenate([gain(climbed), gains])
     rows = rows[np.argsort(-gains, kind="stable")]
-    known = set(_rounded(process.rows))
-    return rows[[row not in known for row in _rounded(rows)]]
+    tried = set(_rounded(process.rows))
+    return rows[[row not in tried for row in _rounded(rows)]]
 
 
 def _rounded(rows: Floats) -> list[bytes]:
@@ -120,8 +178,8 @@ def neighbours(encoding: Encoding, rows: Floats, width: Floats | float, rng: Gen
     return np.where(chosen, np.where(listed, other, moved), rows)
 
 
-def _climbed(process: GaussianProcess, encoding: Encoding, best: float, starts: Floats) -> Floats:
-    """Return the rows with local maxima of the expected improvement, found by climbing from `starts`."""
+def _climbed(gain: Gain, encoding: Encoding, starts: Floats) -> Floats:
+    """Return the rows with local maxima of the gain, found by climbing from `starts`."""
     movable = np.flatnonzero((encoding.categories == 0) & ~encoding.parents)
     if not len(movable):
         return starts
@@ -130,13 +188,8 @@ def _climbed(process: GaussianProcess, encoding: Encoding, best: float, starts: 
     def loss(moved: Floats) -> tuple[float, Floats]:
         rows = starts.copy()
         rows[:, movable] = moved.reshape(active.shape)
-        mean, deviation, by_mean, by_deviation = process.gradients(rows)
-        steps = (best - mean) / deviation
-        gain, slope = _log_gain(steps)
-        factors = (slope / deviation)[:, None]
-        rise = -factors * (by_mean + steps[:, None] * by_deviation) + by_deviation / deviation[:, None]
-        rise = np.where(active, rise[:, movable], 0.0)
-        return -float((gain + np.log(deviation)).sum()), -rise.ravel()
+        gains, slopes = gain.gradients(rows)
+        return -float(gains.sum()), -np.where(active, slopes[:, movable], 0.0).ravel()
 
     first = starts[:, movable].ravel()
     low, high = (np.tile(each[movable], len(starts)) for each in (encoding.low, encoding.high))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from threadpoolctl import ThreadpoolController
 
 from trainkit.errors import ConfigError
 from trainkit.plugins.gaussian_process.acquisition import proposals
+from trainkit.plugins.gaussian_process.constraints import Feasibility, excesses_of
 from trainkit.plugins.gaussian_process.earlier import Earlier, plain_sources
 from trainkit.plugins.gaussian_process.encoding import Encoding, Floats, encoding_of
 from trainkit.plugins.gaussian_process.initial import initial_row, is_initial, random_rows
@@ -155,7 +157,38 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
                 process = process_of(self.form, rows, losses)
             else:
                 process = self._earlier.process(rows, losses)
-            return proposals(process.with_expected(running), self.form, rng)
+            process = process.with_expected(running)
+            if not self.constraints:
+                return proposals(process, self.form, rng)
+            unknown = [math.nan] * len(self.constraints)
+            ended = [name for name, (_, loss) in self._known.items() if loss is not None]
+            excesses = np.array([self._excesses.get(name, unknown) for name in ended])
+            feasible = ~np.isnan(losses) & np.all(excesses <= 0, axis=1)
+            feasibility = Feasibility(self.form, rows, excesses)
+            return proposals(process, self.form, rng, feasibility, rows[feasible])
+
+    # --- constraints ------------------------------------------------------------------------------
+
+    @property
+    def heeds_constraints(self) -> bool:
+        return True
+
+    @cached_property
+    def _excesses(self) -> dict[str, list[float]]:
+        """Excess of each trial's last report over the limit of each constraint."""
+        return {}
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        if self.constraints:
+            self._excesses[trial_id] = excesses_of(result, self.constraints)
+        super().on_trial_result(trial_id, result)
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        if self.constraints:
+            self._excesses[trial_id] = excesses_of(result or {}, self.constraints)
+        super().on_trial_complete(trial_id, result, error)
 
 
 class AutoSearch(SearcherWrapper):

@@ -104,7 +104,7 @@ def judge_end(state: ControllerState, trial: Trial) -> Failure | None:
     if not lacking:  # the last report has all metrics, so the check has succeeded
         return None
     metric = lacking[0]
-    text = f"{setting('metric', 'TuneConfig')} is {missing_metric(metric, [trial.last_result])}"
+    text = f"{state.plan.setting_of(metric)} is {missing_metric(metric, [trial.last_result])}"
     return Failure("MetricError", text, retry=False)
 
 
@@ -118,7 +118,7 @@ def _require_metric(state: ControllerState, result: Mapping[str, Any]) -> None:
     for metric in state.plan.metrics:
         if lookup(result, metric) is None and misspelt(metric, result) is not None:
             raise MetricError(
-                f"{setting('metric', 'TuneConfig')} is {missing_metric(metric, [result])} "
+                f"{state.plan.setting_of(metric)} is {missing_metric(metric, [result])} "
                 "(TuneConfig(strict_metric_checking=False) allows the metric in a later report)"
             )
 

@@ -13,6 +13,7 @@ from trainkit.errors import MetricError
 from trainkit.tune.core import stoppers
 from trainkit.tune.core.checks import is_number
 from trainkit.tune.core.configs import CheckpointConfig, FailureConfig
+from trainkit.tune.core.constraints import Constraint
 from trainkit.tune.core.metrics import lookup, number_of
 from trainkit.tune.core.setting_names import setting
 from trainkit.tune.core.stoppers import AUTOMATIC as AUTOMATIC
@@ -57,6 +58,7 @@ class Plan:
 
     Attributes:
         metrics: metrics that one report of every trial must have before the trial ends.
+        constraints: constraints by which each report gets its violation.
         stop: stop rules for single trials or for the experiment.
         time_budget_s: seconds from the start of the run after which every trial ends at its next report.
         trial_timeout_s: maximum seconds of each attempt, counted once the attempt has its resources; an
@@ -71,6 +73,7 @@ class Plan:
     """
 
     metrics: tuple[str, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
     stop: StopRule | None = None
     time_budget_s: float | None = None
     trial_timeout_s: float | None = None
@@ -81,6 +84,11 @@ class Plan:
     cleanup_s: float = 60.0
     keeps_processes: bool = True
     saves: bool = False
+
+    def setting_of(self, metric: str) -> str:
+        """Return the setting that requires a metric, for messages."""
+        limited = any(each.metric == metric for each in self.constraints)
+        return setting("constraints" if limited else "metric", "TuneConfig")
 
 
 class StopRules:

@@ -45,6 +45,21 @@ def objectives_of(metric: Any, mode: Any) -> tuple[Objective, ...]:
     return tuple(map(Objective, metric, mode))
 
 
+VIOLATION = "constraint_violation"
+"""Name of the value that each report of an experiment with constraints has: its violation of them."""
+
+
+def is_feasible(report: Mapping[str, Any]) -> bool:
+    """Return True if a report satisfies all constraints, as every report does without constraints."""
+    return bool(report.get(VIOLATION, 0) == 0)
+
+
+def violation_in(reports: Sequence[Mapping[str, Any]], scope: str = "last") -> float:
+    """Return the violation of a trial: of its last report, or the least of all reports; inf if unknown."""
+    found = [report.get(VIOLATION, 0.0) for report in (reports if scope == "all" else reports[-1:])]
+    return min((math.inf if math.isnan(each) else each for each in found), default=0.0)
+
+
 def require_both(metric: str | None, mode: str | None) -> None:
     """Raise an error if only a metric or only a mode is given, because both define the best trial.
 
@@ -166,6 +181,8 @@ def _shares(values: Sequence[float]) -> list[float]:
 SCOPES = ("last", "all", "avg", "last-5-avg", "last-10-avg")
 NONE_BEST = "none, all trials have failed"
 """Text that displays show instead of the best trial if all trials have failed."""
+NONE_FEASIBLE = "none, no trial satisfies the constraints"
+"""Text that displays show instead of the best trial if no trial with a metric is feasible."""
 
 
 def what_is_best(
@@ -208,20 +225,28 @@ def all_failed(trials: Sequence[Trial]) -> bool:
 def best_last(trials: Sequence[Trial], metric: str | None, mode: str | None) -> Trial | None:
     """Return the trial with the best last report; of equal trials, the trial that was suggested first.
 
-    None if `metric` is None, if no last report has a finite value of the metric, or if all trials have
-    failed.
+    None if `metric` is None, if no feasible last report has a finite value of the metric, or if all trials
+    have failed.
     """
     if metric is None or all_failed(trials):
         return None
     sign = -1 if mode == "min" else 1
     rated = [trial for trial in trials if is_finite(lookup(trial.last_result, metric))]
-    return max(rated, key=lambda trial: sign * lookup(trial.last_result, metric), default=None)
+    feasible = [trial for trial in rated if is_feasible(trial.last_result)]
+    return max(feasible, key=lambda trial: sign * lookup(trial.last_result, metric), default=None)
 
 
 def best_row(reports: Sequence[Mapping[str, Any]], metric: str, mode: str) -> dict[str, Any] | None:
-    """Return the earliest report with the best finite `metric`; None if no report has a finite value."""
+    """Return the earliest report with the best finite `metric`; None if no report has a finite value.
+
+    A feasible report is better than an infeasible report, and a smaller violation is better.
+    """
     sign = -1 if mode == "min" else 1
-    rated = [(sign * value, report) for report in reports if is_finite(value := lookup(report, metric))]
+    rated = [
+        ((-violation_in([report]), sign * value), report)
+        for report in reports
+        if is_finite(value := lookup(report, metric))
+    ]
     # All reports are dictionaries, but the annotation is Mapping, so that callers can pass lists of any class
     # of dictionaries.
     return max(rated, key=itemgetter(0))[1] if rated else None  # type: ignore[return-value]
@@ -243,6 +268,8 @@ def trial_score(
         ConfigError: `scope` is not in SCOPES.
     """
     require_one_of("scope", scope, SCOPES)
+    if scope == "all":
+        history = [report for report in history if is_feasible(report)] or history
     values = [float(value) for report in history if is_number(value := lookup(report, metric))]
     if scope == "last":
         values = values[-1:] if history and is_number(lookup(history[-1], metric)) else []

@@ -30,7 +30,8 @@ from trainkit.tune.core.metrics import flatten, lookup
 
 AUTOMATIC = frozenset(
     "training_iteration time_this_iter_s time_total_s timesteps_total trial_id experiment_tag date timestamp "
-    "pid hostname node_ip config done checkpoint_dir_name iterations_since_restore time_since_restore".split()
+    "pid hostname node_ip config done checkpoint_dir_name iterations_since_restore time_since_restore "
+    "constraint_violation".split()
 )
 """Keys that are filled in automatically in every result."""
 

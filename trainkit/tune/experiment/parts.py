@@ -98,7 +98,9 @@ def make_watch(
     first = None if told else deciding.first_judgement
     judged_by = deciding.metric if deciding.needs_metric else None
     ranked_by = run.checkpoint_config.checkpoint_score_attribute
-    return MetricWatch(metrics, deciding.time_attr, type(deciding).__name__, first, judged_by, ranked_by)
+    limited = [each.metric for each in tune.limits]
+    name = type(deciding).__name__
+    return MetricWatch(metrics, deciding.time_attr, name, first, judged_by, ranked_by, limited)
 
 
 @dataclass(eq=False)
@@ -115,6 +117,7 @@ class MetricWatch(Callback):
             of too short trials.
         judged_by: metric that the scheduler compares, or None.
         ranked_by: value that ranks checkpoints, or None.
+        limited: metrics of constraints; a NaN among them causes a warning too.
     """
 
     metrics: Sequence[str]
@@ -123,22 +126,31 @@ class MetricWatch(Callback):
     first_judgement: float | None
     judged_by: str | None
     ranked_by: str | None
+    limited: Sequence[str] = ()
     _seen: bool = False
 
     def on_trial_result(
         self, iteration: int, trials: Sequence[Trial], trial: Trial, result: Mapping[str, Any], **info: Any
     ) -> None:
+        if unlike := [name for name in self.limited if is_number(it := lookup(result, name)) and it != it]:
+            self.limited = [name for name in self.limited if name not in unlike]
+            logger.warning(
+                "trial %s reported NaN as %s, so it counts as infeasible, like each report with NaN there",
+                trial.trial_id,
+                ", ".join(unlike),
+            )
         if self._seen:
             return
         self._seen = True
         judged_by = () if self.judged_by is None else (self.judged_by,)
-        for metric in dict.fromkeys((*self.metrics, *judged_by)):
+        for metric in dict.fromkeys((*self.metrics, *judged_by, *self.limited)):
             if metric in self.metrics and misspelt(metric, result) is not None:
                 continue  # a misspelt metric needs no warning, because it ends the experiment with an error
             if lookup(result, metric) is None:
                 logger.warning(
-                    "the first report has no %r, which is the metric: %s %s",
+                    "the first report has no %r, which is %s: %s %s",
                     metric,
+                    "the metric of a constraint" if metric in self.limited else "the metric",
                     reported_words(metric, result),
                     " ".join(self._effects(metric)),
                 )
@@ -178,6 +190,8 @@ class MetricWatch(Callback):
     def _effects(self, metric: str) -> Iterator[str]:
         if metric == self.judged_by:
             yield f"{self.scheduler} judges no trial by a report without it."
+        if metric in self.limited:
+            yield "A trial whose last report lacks it is not known to be feasible."
         if metric in self.metrics:
             yield "A later report may have it; a trial that ends without it fails"
 

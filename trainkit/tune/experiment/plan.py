@@ -14,10 +14,11 @@ from trainkit.tune.schedulers import TrialScheduler
 
 
 def metrics_of(tune: TuneConfig, metric: str | None, objectives: Sequence[Objective]) -> tuple[str, ...]:
-    """Return the metrics that every trial must report: the single metric, or the objectives' metrics."""
+    """Return the metrics that every trial must report: of the objectives, and of the constraints."""
     if not (tune.strict_metric_checking and settings.metric_is_required()):
         return ()
-    return tuple(each.metric for each in objectives) or (() if metric is None else (metric,))
+    best = [each.metric for each in objectives] or ([] if metric is None else [metric])
+    return tuple(dict.fromkeys([*best, *(each.metric for each in tune.limits)]))
 
 
 def make_plan(
@@ -31,6 +32,7 @@ def make_plan(
     """Return the rules that the controller applies."""
     return Plan(
         metrics=metrics_of(tune, metric, objectives),
+        constraints=tune.limits,
         stop=run.stop,
         time_budget_s=cast("float | None", tune.time_budget_s),
         trial_timeout_s=cast("float | None", tune.trial_timeout_s),

@@ -16,7 +16,7 @@ from trainkit.tune.controller.estimate import RunningTrial, remaining_s
 from trainkit.tune.controller.rules import INTERRUPTED
 from trainkit.tune.controller.state import Steering
 from trainkit.tune.core.metrics import decode
-from trainkit.tune.core.objectives import NONE_BEST
+from trainkit.tune.core.objectives import NONE_BEST, NONE_FEASIBLE, VIOLATION
 from trainkit.tune.core.trial import STATES, Trial, TrialStatus, state_of
 from trainkit.tune.results.reading import metric_and_mode
 from trainkit.tune.schedulers.base import in_words
@@ -232,12 +232,13 @@ class Overview:
         counted: number of trials by state. Interrupted trials and pending trials have separate counts. If no
             process runs the experiment, no trial counts as running.
         best: id and value of the trial with the best last report. None if the experiment has no metric, no
-            last report has a finite value, or all trials have failed.
+            feasible last report has a finite value, or all trials have failed.
         ending: reason for the end of the last run; '' if the last run is not over or was killed.
         total: total number of trials; None: no limit, or unknown.
         trials: trials in the order of suggestion; empty if not requested.
         remaining_s: estimated remaining seconds; None: unknown.
         paused_by: name of the sender that paused the whole experiment, or ''.
+        none_feasible: True if last reports have the metric, but all of them violate a constraint.
     """
 
     folder: Path
@@ -252,6 +253,7 @@ class Overview:
     trials: Sequence[Trial]
     remaining_s: float | None
     paused_by: str
+    none_feasible: bool = False
 
     @classmethod
     def of(
@@ -282,6 +284,7 @@ class Overview:
             metric, mode = metric_and_mode(facts)
             numbers = log.counts(owned=owner is not None)
             values = {} if metric is None or numbers.keys() == _FAILED else log.last_values(metric)
+            violations = log.last_values(VIOLATION) if facts["tune_config"].get("constraints") else None
             trials = log.trials() if with_trials else []
             ending = "" if owner is not None else _ending(log.events())
             ended, begun = ([], []) if owner is None else log.lengths()
@@ -292,6 +295,10 @@ class Overview:
                 # status.
                 if trial.status is TrialStatus.RUNNING:
                     trial.status, trial.reason = TrialStatus.PENDING, CUT_OFF
+        infeasible = False
+        if violations is not None and values:
+            values = {trial_id: value for trial_id, value in values.items() if violations.get(trial_id) == 0}
+            infeasible = not values
         total, best = facts.get("total_samples"), (min if mode == "min" else max)
         to_come = None if total is None else max(0, total - numbers.total()) + numbers["pending"]
         running = [RunningTrial(now - started) for started in begun]
@@ -309,6 +316,7 @@ class Overview:
             trials=trials,
             remaining_s=None if owner is None or paused_by else remaining_s(ended, running, to_come),
             paused_by=paused_by,
+            none_feasible=infeasible,
         )
 
     @property
@@ -327,6 +335,8 @@ class Overview:
     @property
     def best_words(self) -> str:
         """Best trial by last report, such as 'loss=0.25 of 5f3a_00007'; '' if no trial has reported."""
+        if self.none_feasible:
+            return NONE_FEASIBLE
         if self.best is None:
             return NONE_BEST if self.metric is not None and self.counted.keys() == _FAILED else ""
         trial_id, value = self.best

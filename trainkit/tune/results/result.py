@@ -16,10 +16,10 @@ from trainkit.tune.core.checkpoint import Checkpoint
 from trainkit.tune.core.checks import load, pandas_frame
 from trainkit.tune.core.lineage import Stretch, lineage
 from trainkit.tune.core.metrics import flatten, lookup
-from trainkit.tune.core.objectives import best_row, spread_of
+from trainkit.tune.core.objectives import best_row, is_feasible, spread_of, violation_in
 from trainkit.tune.core.stoppers import AUTOMATIC, missing_metric
 from trainkit.tune.core.trial import Attempt, Failure, Trial, TrialStatus
-from trainkit.tune.display import Table, pairs_text
+from trainkit.tune.display import Table, infeasible_words, pairs_text
 from trainkit.tune.results.folders import trial_folder
 from trainkit.tune.results.reading import Reader, metric_and_mode, open_experiment
 from trainkit.tune.search.trial_source import evaluated_of
@@ -96,6 +96,16 @@ class Result:
         """All reports by iteration; a retry's report replaces the earlier report for its iteration."""
         with self._reader() as reader:
             return [self._shown(with_config(report, self.config)) for report in reader.history(self.trial_id)]
+
+    @property
+    def feasible(self) -> bool:
+        """True if the last report satisfies all constraints; without constraints, always True."""
+        return is_feasible(self.metrics or {})
+
+    @property
+    def violation(self) -> float:
+        """Sum of the relative excesses of the last report over its constraints; inf if it is unknown."""
+        return violation_in([self.metrics or {}])
 
     @property
     def metrics_dataframe(self) -> pandas.DataFrame:
@@ -244,6 +254,8 @@ class Result:
         own = {name: value for name, value in metrics.items() if name not in AUTOMATIC}
         counted = {name: metrics[name] for name in ("training_iteration",) if name in metrics}
         facts = [("status", f"{self.status} ({self.reason})" if self.reason else str(self.status))]
+        if words := infeasible_words(self.metrics or {}):
+            facts.append(("constraints", words))
         if self.ranked_by:
             facts.append(("best by", f"{self.metric}, {self.mode}, scope={self.ranked_by!r}"))
         facts.append(("config", pairs_text(flatten(self.config), MAX_WIDTH) or "none"))

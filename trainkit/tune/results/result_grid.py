@@ -23,6 +23,7 @@ from trainkit.tune.core.objectives import (
     objectives_of,
     point_of,
     trial_score,
+    violation_in,
     what_is_best,
 )
 from trainkit.tune.core.trial import TrialStatus
@@ -211,7 +212,8 @@ class ResultGrid(Sequence[Result]):
         for result, config in zip(shown, configs, strict=True):
             metric = [lookup(result.metrics, self.metric)] if self.metric else []
             iteration = result.metrics.get("training_iteration", 0)
-            cells = [result.trial_id, str(result.status), *metric, iteration]
+            state = f"{result.status}{'' if result.feasible else ', infeasible'}"
+            cells = [result.trial_id, state, *metric, iteration]
             rows.append([cell_text(value, MAX_WIDTH) for value in (*cells, *map(config.get, varied))])
         by = f", best last {self.metric} ({self.mode}) first" if self.metric and self.mode else ""
         return Table(
@@ -227,9 +229,9 @@ class ResultGrid(Sequence[Result]):
         if metric is None or mode is None:
             return list(self)
 
-        def score(result: Result) -> float:
+        def score(result: Result) -> tuple[float, float]:
             found = trial_score([result.metrics], metric, mode, "last", keep_all=False)
-            return -math.inf if found is None else found
+            return -violation_in([result.metrics]), -math.inf if found is None else found
 
         return sorted(self, key=score, reverse=True)
 
@@ -269,6 +271,7 @@ class ResultGrid(Sequence[Result]):
         mode: str | None = None,
         scope: str = "last",
         filter_nan_and_inf: bool = True,
+        require_feasible: bool = True,
     ) -> Result:
         """Return the best trial.
 
@@ -278,24 +281,28 @@ class ResultGrid(Sequence[Result]):
             scope: reports by which trials are compared: "last", "all" (the best report), "avg" (mean of all
                 reports), "last-5-avg" or "last-10-avg".
             filter_nan_and_inf: True ignores reports whose metric is NaN or infinite.
+            require_feasible: in an experiment with constraints, True ignores trials whose last report
+                violates a constraint (scope "all": trials without a feasible report, and all infeasible
+                reports). False: if no trial is feasible, return the trial with the smallest violation.
 
         Returns:
             The result of the best trial, with the scope in `ranked_by`. Whatever the scope, `metrics` is the
                 last report and `best_metrics` is the best report.
 
         Raises:
-            MetricError: no trial reported the metric; the message lists the reported names.
+            MetricError: no trial reported the metric; the message lists the reported names. Or no trial is
+                feasible; the message names the trial with the smallest violation.
             ConfigError: no metric or mode is known and the experiment has several trials; or `scope` is
                 unknown.
         """
         if len(self) == 1 and metric is None and self.metric is None:
             return self._results[0]
         metric, mode = self._metric_and_mode(metric, mode)
-        scores: dict[str, float] = {}
+        scores: dict[str, tuple[float, float]] = {}
         for trial_id, history in self._histories(scope):
             score = trial_score(history, metric, mode, scope, keep_all=not filter_nan_and_inf)
             if score is not None:
-                scores[trial_id] = score
+                scores[trial_id] = -violation_in(history, scope), score
         if not scores:
             self._explain_missing(metric, scope)
         # max() returns the first of equal trials, which is the trial that was suggested first.
@@ -303,6 +310,12 @@ class ResultGrid(Sequence[Result]):
             (result for result in self._results if result.trial_id in scores),
             key=lambda result: scores[result.trial_id],
         )
+        if require_feasible and (violation := -scores[best.trial_id][0]):
+            limits = " and ".join(self.facts()["tune_config"]["constraints"])
+            raise MetricError(
+                f"no trial satisfies {limits}; the smallest violation is {violation:.4g}, of {best.trial_id}"
+                ": relax a constraint, run more trials, or use get_best_result(require_feasible=False)"
+            )
         return replace(best, metric=metric, mode=mode, ranked_by=scope)
 
     def pareto_front(
@@ -312,7 +325,7 @@ class ResultGrid(Sequence[Result]):
 
         A trial dominates another trial if its last report is not worse in any objective and better in at
         least one objective. Trials with equal values are all included. A trial is left out if it failed, or
-        if its last report lacks a finite value of an objective.
+        if its last report lacks a finite value of an objective or violates a constraint.
 
         Args:
             metric: metrics to compare; None: the experiment's objectives.
@@ -322,7 +335,7 @@ class ResultGrid(Sequence[Result]):
             ConfigError: fewer than two objectives are known.
         """
         objectives = self.objectives_or(metric, mode)
-        sound = [result for result in self._results if result.error is None]
+        sound = [result for result in self._results if result.error is None and result.feasible]
         points = [(result, point_of(result.metrics or {}, objectives)) for result in sound]
         entered = [(result, point) for result, point in points if point and -math.inf not in point]
         return [entered[place][0] for place in front_of([point for _, point in entered])]

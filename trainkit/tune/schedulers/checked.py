@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.tune.core.checks import is_mapping
+from trainkit.tune.core.constraints import ranked_last
 from trainkit.tune.core.metrics import storing_problem
+from trainkit.tune.core.objectives import VIOLATION, Objective
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.schedulers.base import CONTINUE, Decision, Donor, TrialScheduler, Verdict
 
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
     from trainkit.tune.core.capacity import ExperimentView
-    from trainkit.tune.core.objectives import Objective
     from trainkit.tune.space.search_space import Space
 
 _ON_REPORTS = (Verdict.CONTINUE, Verdict.PAUSE, Verdict.STOP)
@@ -65,6 +66,8 @@ class CheckedScheduler:
         if name not in CheckedScheduler.__annotations__:
             raise AttributeError(name)
         method, check = getattr(self._scheduler, name), _CHECKS.get(name)
+        if name == "on_result":
+            method = self._judged
         called = self._judges_by if name == "on_result" else f"{name}()"
 
         def call(*args: Any, **options: Any) -> Any:
@@ -79,6 +82,14 @@ class CheckedScheduler:
 
         setattr(self, name, call)
         return call
+
+    def _judged(self, trial_id: str, result: Mapping[str, Any]) -> Decision:
+        if VIOLATION in result:
+            deciding = self._scheduler.deciding
+            metric, mode = deciding.metric, deciding.mode
+            goal = (Objective(metric, mode),) if metric and mode else deciding.objectives
+            result = ranked_last(result, goal)
+        return self._scheduler.on_result(trial_id, result)
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from trainkit.tune.core.checks import (
     require_mode,
     taken,
 )
+from trainkit.tune.core.constraints import Constraint
 from trainkit.tune.core.metrics import lookup
 from trainkit.tune.core.objectives import Objective
 from trainkit.tune.core.setting_names import setting
@@ -103,6 +104,7 @@ class FromExperiment(NamedTuple):
     num_samples: int = 1
     seed: int = 0
     objectives: tuple[Objective, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
 
 
 class Searcher(ABC):
@@ -177,6 +179,20 @@ class Searcher(ABC):
             f"{type(self).__name__} and TuneConfig have different metrics: set them in only one of the two",
         )
         self._keep(objectives=objectives)
+
+    @free
+    def constraints(self) -> tuple[Constraint, ...]:
+        """Constraints on reported values, from the TuneConfig."""
+        return self._from_experiment.constraints
+
+    def set_constraints(self, constraints: tuple[Constraint, ...]) -> None:
+        """Receive the constraints, before `begin`."""
+        self._keep(constraints=constraints)
+
+    @free
+    def heeds_constraints(self) -> bool:
+        """True if the searcher reads the values of constraints; others get worse losses for violations."""
+        return False
 
     @property
     def metric(self) -> str | None:
@@ -476,7 +492,8 @@ def called(searcher: Searcher) -> Searcher:
 @forwarded(
     "_inner",
     Searcher,
-    "objectives set_objectives metric mode total_samples whole suggest on_trial_result on_trial_complete "
+    "objectives set_objectives heeds_constraints metric mode total_samples whole "
+    "suggest on_trial_result on_trial_complete "
     "on_trial_decision on_pause on_unpause hears_again is_drawn on_rejected alternatives take give_up note "
     "knows replay add_evaluated_point learn_from save restore",
 )
@@ -497,6 +514,7 @@ class SearcherWrapper(Searcher):
         self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int
     ) -> None:
         self._keep(space=space, num_samples=num_samples, seed=seed)
+        self._inner.set_constraints(self.constraints)
         self._inner.begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
 
     def resize(self, num_samples: int) -> None:

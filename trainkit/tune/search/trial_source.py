@@ -21,7 +21,9 @@ from typing import Any
 
 from trainkit.errors import ConfigError, message_of
 from trainkit.tune.core.checks import meant
+from trainkit.tune.core.constraints import Penalties
 from trainkit.tune.core.metrics import flatten, merge_dicts
+from trainkit.tune.core.objectives import Objective
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.seeds import addition_generator, suggestion_generator
 from trainkit.tune.core.setting_names import setting
@@ -133,6 +135,9 @@ class TrialSource:
             for verb in ("on_trial_result", "on_trial_decision")
         )
         self._seed = seed
+        goal = (Objective(searcher.metric, searcher.mode),) if searcher.metric and searcher.mode else ()
+        heeds = self._searcher.heeds_constraints
+        self._penalties = Penalties(() if heeds else self._searcher.objectives or goal)
         self._constants = constants(space.tree)
         self._proposed = 0
         self._allow_duplicates = allow_duplicates
@@ -412,7 +417,7 @@ class TrialSource:
         Raises:
             ConfigError: the searcher raised an exception.
         """
-        self._tell("on_trial_result", trial_id, result)
+        self._tell("on_trial_result", trial_id, self._penalties.applied(result))
 
     def on_trial_decision(self, trial_id: str, result: dict[str, Any], decision: Decision) -> None:
         """Notify the searcher of the scheduler's decision on the last report, if the decision had a reason.
@@ -420,7 +425,7 @@ class TrialSource:
         Raises:
             ConfigError: the searcher raised an exception.
         """
-        self._tell("on_trial_decision", trial_id, result, decision)
+        self._tell("on_trial_decision", trial_id, self._penalties.applied(result), decision)
 
     def on_pause(self, trial_id: str) -> None:
         """Notify the searcher of a trial's pause.
@@ -447,6 +452,8 @@ class TrialSource:
             ConfigError: the searcher raised an exception.
         """
         again = trial_id in self._results
+        if result is not None:
+            result = self._penalties.applied(result, ended=not error)
         self._results[trial_id] = None if error else result
         if not again or self.hears_again:
             self._tell("on_trial_complete", trial_id, result, error)

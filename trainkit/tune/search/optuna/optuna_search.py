@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainkit.errors import MissingDependencyError
 from trainkit.tune.core.checks import is_name, is_number, is_whole, require, require_kind
-from trainkit.tune.core.metrics import lookup
+from trainkit.tune.core.metrics import lookup, number_of
 from trainkit.tune.core.objectives import Objective, objectives_of
 from trainkit.tune.core.seeds import suggestion_generator, suggestion_words
 from trainkit.tune.core.stoppers import reported_numbers
@@ -102,6 +102,8 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         self._storage = storage
         self._cut_short: set[str] = set()
         """Trials that the scheduler has stopped early, or has paused."""
+        self._last_excesses: dict[str, dict[str, float]] = {}
+        """Attributes for the constraints in the last report of each trial that has not ended."""
         self._said: set[str] = set()
         """Warnings of the sampler that were already logged."""
 
@@ -143,6 +145,10 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
             len(self._aims) == 1 or not evaluated,
             "evaluated points are not supported with several objectives: leave the points out",
         )
+        require(
+            not (evaluated and self.constraints),
+            "evaluated points, which lack the values of constraints, are not supported: leave the points out",
+        )
         samplers.require_takes(
             self._suggester,
             objectives=len(self._aims),
@@ -170,7 +176,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
             try:
                 config = self.form.suggest(trial, suggestion_generator(*place))
             except BaseException:
-                self._study.tell(trial_id, *self._outcome(trial_id, None), {})
+                self._study.tell(trial_id, *self._outcome(trial_id, None), {}, {})
                 raise
         self._study.settle(trial_id)
         return config
@@ -183,13 +189,31 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         # gets no result, and the next draw gets a new seed. Other samplers count their suggestions, so each
         # suggestion needs a result.
         answer = None if samplers.follows_from_trials(self._suggester) else result
-        self._study.reject(trial_id, *self._outcome(trial_id, answer), self._looked_at(answer))
+        marks = self._excesses(answer)
+        self._study.reject(trial_id, *self._outcome(trial_id, answer), self._looked_at(answer), marks)
 
     def _looked_at(self, result: dict[str, Any] | None) -> dict[str, float]:
         """Return a report's numbers if the sampler has a `constraints_func`; otherwise {}, so that less is
         written.
         """
         return reported_numbers(result or {}) if samplers.constraints_of(self._suggester) else {}
+
+    @property
+    def heeds_constraints(self) -> bool:
+        return samplers.heeds_constraints(self._suggester)
+
+    def _excesses(self, result: Mapping[str, Any] | None) -> dict[str, float]:
+        """Return Optuna's trial attributes for the experiment's constraints; positive values are violations.
+
+        Optuna needs finite values, so that excesses are mapped to the range from -1 to 1.
+        """
+        found = {}
+        for each in self.constraints if self.heeds_constraints and result is not None else ():
+            value = number_of(result, each.metric)
+            excess = math.inf if value is None else each.excess(value)
+            bounded = math.copysign(1.0, excess) if math.isinf(excess) else excess / (1 + abs(excess))
+            found[f"constraints:{each}"] = bounded
+        return found
 
     def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
@@ -207,6 +231,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         # A report shows that the trial is running, for example because a restore started the trial again.
         self._cut_short.discard(trial_id)
+        self._last_excesses[trial_id] = self._excesses(result)
         if len(self._aims) > 1:
             return  # Optuna accepts no reports for several objectives.
         value, step = lookup(result, self._aims[0].metric), result.get("training_iteration")
@@ -219,7 +244,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
 
     def on_pause(self, trial_id: str) -> None:
         self._cut_short.add(trial_id)
-        self._study.pause(trial_id)
+        self._study.pause(trial_id, self._last_excesses.get(trial_id, {}))
 
     def on_unpause(self, trial_id: str) -> None:
         self._cut_short.discard(trial_id)
@@ -231,7 +256,8 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         if trial_id in self._left_out:
             return
         state, values = self._outcome(trial_id, None if error else result or {})
-        self._study.tell(trial_id, state, values, self._looked_at(result))
+        self._last_excesses.pop(trial_id, None)
+        self._study.tell(trial_id, state, values, self._looked_at(result), self._excesses(result))
 
     def _outcome(
         self, trial_id: str, result: Mapping[str, Any] | None

@@ -218,6 +218,11 @@ def marks_of_evaluated(sampler: BaseSampler) -> dict[str, Any]:
     return {inner._get_generation_key(): 0} if isinstance(inner, (NSGAIIISampler, NSGAIISampler)) else {}
 
 
+def heeds_constraints(sampler: BaseSampler) -> bool:
+    """Return True if the sampler reads constraints, as do TPE, NSGA-II, NSGA-III and the Gaussian process."""
+    return hasattr(_inner(sampler), "_constraints_func")
+
+
 def constraints_of(sampler: BaseSampler) -> Callable[[FrozenTrial], Sequence[float]] | None:
     """Return the sampler's `constraints_func`; None if it has no such function."""
     return getattr(_inner(sampler), "_constraints_func", None)

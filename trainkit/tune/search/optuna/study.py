@@ -221,9 +221,17 @@ class LazyStudy:
         elif not self._trial(trial_id).state.is_finished():
             self._storage.set_trial_intermediate_value(self._place(trial_id), step, value)
 
-    def pause(self, trial_id: str) -> None:
-        """Mark a trial as paused; until it resumes, samplers may see it as pruned."""
+    def pause(self, trial_id: str, marks: Mapping[str, float]) -> None:
+        """Mark a trial as paused; until it resumes, samplers may see it as pruned, with the given marks."""
         self._paused.add(trial_id)
+        if self._study is None:
+            self._known[trial_id].marks.update(marks)
+        elif marks and not self._trial(trial_id).state.is_finished():
+            self._mark(trial_id, marks)
+
+    def _mark(self, trial_id: str, marks: Mapping[str, float]) -> None:
+        for name, value in marks.items():
+            self._storage.set_trial_system_attr(self._place(trial_id), name, value)
 
     def unpause(self, trial_id: str) -> None:
         """Mark a paused trial as running."""
@@ -233,20 +241,27 @@ class LazyStudy:
         return {self._numbers[each] for each in self._paused if each in self._numbers}
 
     def tell(
-        self, trial_id: str, state: TrialState, values: list[float] | None, attributes: Mapping[str, float]
+        self,
+        trial_id: str,
+        state: TrialState,
+        values: list[float] | None,
+        attributes: Mapping[str, float],
+        marks: Mapping[str, float],
     ) -> None:
         """Record the end of a trial. If the trial was run again after its end, its second end becomes an
         additional trial of the study.
 
-        The sampler may read the trial's attributes, for example in a `constraints_func`.
+        The sampler may read the trial's attributes, for example in a `constraints_func`. The marks are
+        Optuna's own attributes for constraints.
         """
         self._paused.discard(trial_id)
         if self._study is None:
             known = self._known[trial_id]
             if known.state is None:
                 known.state, known.values, known.attributes = state, values, attributes
+                known.marks.update(marks)
             else:
-                again = (known.params, dict(known.reports), state, values)
+                again = (known.params, dict(known.reports), state, values, dict(marks))
                 self.add(KnownTrial(trial_id, *again, attributes=attributes))
             return
         if self._told[trial_id]:
@@ -254,9 +269,11 @@ class LazyStudy:
             return
         trial = self._trial(trial_id)
         if trial.state.is_finished():
-            again = ((trial.params, trial.distributions), trial.intermediate_values, state, values)
+            params = trial.params, trial.distributions
+            again = (params, trial.intermediate_values, state, values, dict(marks))
             self.add(KnownTrial(trial_id, *again, attributes=attributes))
         else:
+            self._mark(trial_id, marks)
             self._end(self._study, trial_id, state, values, attributes)
 
     def _end(
@@ -272,12 +289,17 @@ class LazyStudy:
         study.tell(self._numbers[trial_id], values, state)
 
     def reject(
-        self, trial_id: str, state: TrialState, values: list[float] | None, attributes: Mapping[str, float]
+        self,
+        trial_id: str,
+        state: TrialState,
+        values: list[float] | None,
+        attributes: Mapping[str, float],
+        marks: Mapping[str, float],
     ) -> None:
         """Mark the newest trial as rejected, because a later trial will have the same trainkit id."""
         if self._study is not None and self._given is not None:
             self._storage.set_trial_user_attr(self._place(trial_id), MARK, f"rejected for {trial_id}")
-        self.tell(trial_id, state, values, attributes)
+        self.tell(trial_id, state, values, attributes, marks)
 
     def _trial(self, trial_id: str) -> FrozenTrial:
         return self._storage.get_trial(self._place(trial_id))
@@ -327,6 +349,7 @@ class LazyStudy:
                 continue
             self._numbers[known.trial_id] = trial.number
             if known.state is not None and not trial.state.is_finished():
+                self._mark(known.trial_id, known.marks)
                 self._end(study, known.trial_id, known.state, known.values, known.attributes)
         self._backlog.clear()
         self._known.clear()
