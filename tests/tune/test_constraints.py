@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from trainkit import tune
 from trainkit.errors import ConfigError, MetricError
+from trainkit.plugins.dashboard.charts import chart
+from trainkit.plugins.dashboard.experiments.reading import RowReader
 from trainkit.plugins.pb2.scheduler import PB2
 from trainkit.tune import TuneConfig, simulate
 from trainkit.tune.core.constraints import (
@@ -403,3 +405,27 @@ def test_a_restore_keeps_the_constraints(fit, restore):
     assert not grid[0].feasible
     with pytest.raises(ConfigError, match=r"constraints=\['size <= 3'\].*differs from the experiment's"):
         restore(lambda config: {"loss": 1, "size": 2}, constraints=["size <= 3"])
+
+
+# --- the dashboard --------------------------------------------------------------------------------
+
+
+def test_the_dashboard_marks_infeasible_trials_and_draws_none_as_the_best(fit, tmp_path):
+    grid = fit(
+        lambda config: {"loss": -config["x"], "size": config["x"]},
+        {"x": tune.grid_search([5, 20, 10])},
+        metric="loss",
+        constraints=["size <= 10"],
+    )
+    with RowReader(tmp_path / "e") as reader:
+        reasons = [row[4] for row in sorted(reader.rows("loss", "min", None), key=lambda row: row[1])]
+    assert [reason.split(";")[0] for reason in reasons] == ["finished", "infeasible by 1", "finished"]
+    best = chart(tmp_path / "e", "history", {})["data"][1]
+    assert list(best["y"]) == [-5, -5, -10]
+    (front,) = [
+        trace
+        for trace in chart(tmp_path / "e", "pareto", {"metric": "loss,size"})["data"]
+        if len(trace["x"]) == 2
+    ]
+    assert -20 not in front["x"]
+    assert grid.get_best_result().config["x"] == 10

@@ -71,6 +71,15 @@ def test_history_follows_the_best_so_far() -> None:
     assert plain(figures.history(TRIALS, metric="loss", mode="max"))["data"][1]["y"] == [3.0] * 5
 
 
+def test_an_infeasible_trial_is_never_the_best_so_far() -> None:
+    figure = figures.history(TRIALS, metric="loss", mode="min", infeasible=["a", "d"])
+    dots, best = plain(figure)["data"]
+    assert dots["y"] == [3.0, 2.0, 2.5, 1.0, 1.5]
+    assert xy(best) == [(1, 2.0), (2, 2.0), (3, 2.0), (5, 1.5)]
+    figure = figures.history(TRIALS, metric="loss", mode="min", infeasible=list("abcde"))
+    assert xy(plain(figure)["data"][1]) == []
+
+
 def test_parallel_coordinates_cross_each_axis_where_the_value_is() -> None:
     figure = plain(parameter_figures.parallel([LR, KIND], TRIALS, metric="loss", mode="min"))
     lines = {trace["customdata"][0]: trace for trace in figure["data"]}

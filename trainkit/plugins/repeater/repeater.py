@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from trainkit.tune.core.checks import arguments_of, is_number, require, require_one_of, require_whole
 from trainkit.tune.core.metrics import lookup
+from trainkit.tune.core.objectives import violation_in
 from trainkit.tune.core.setting_names import setting
 from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.search.base import Searcher, SearcherWrapper
@@ -318,7 +319,9 @@ class Repeater(SearcherWrapper):
 
     def _summary(self, unit: _Unit) -> dict[str, Any] | None:
         """Return the unit's result for the searcher; None: all trials of the unit failed."""
-        last = next((result for result in reversed(unit.results.values()) if result is not None), None)
+        ended = [result for result in reversed(unit.results.values()) if result is not None]
+        # A unit is as infeasible as its most infeasible trial.
+        last = max(ended, key=lambda result: violation_in([result]), default=None)
         values = self._values(unit)
         if last is None or self.metric is None:
             return last

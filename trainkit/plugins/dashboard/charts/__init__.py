@@ -167,12 +167,13 @@ def _kind(description: str, options: str = "metric mode") -> Callable[[Draw], Dr
 def _history(source: Source) -> Figure:
     metric, mode = source.judged_by
     trials = source.scored(MOST_TRIALS)
-    earlier = source.values[: -len(trials.values)]
+    earlier = [each for each in source.values[: -len(trials.values)] if source.is_feasible(each[0])]
     return figures.history(
         trials,
         metric=metric,
         mode=mode,
         before=source.best_of(earlier)[1] if earlier else None,
+        infeasible=[each for each in trials.trial_ids if not source.is_feasible(each)],
         log_y=source.options.log_y,
     )
 
@@ -182,6 +183,7 @@ def _curves(source: Source) -> Figure:
     (metric, mode), options = source.judged_by, source.options
     values = source.reader.last_values(metric)
     ranked = sorted(values, key=values.__getitem__, reverse=mode == "max")
+    ranked.sort(key=source.is_feasible, reverse=True)
     most = sys.maxsize if source.is_whole else min(options.most, MOST_CURVES)
     lost = [trial_id for trial_id in source.reader.first(most) if trial_id not in values]
     return _lines(source, [*ranked, *lost][:most], min(options.best, len(ranked)))

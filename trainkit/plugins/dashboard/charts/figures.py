@@ -8,7 +8,7 @@ these colours. The value `customdata` of a point is the id of the point's trial.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import accumulate, pairwise
@@ -172,7 +172,13 @@ def curves(
 
 
 def history(
-    trials: Scored, *, metric: str, mode: str, before: float | None = None, log_y: bool = False
+    trials: Scored,
+    *,
+    metric: str,
+    mode: str,
+    before: float | None = None,
+    log_y: bool = False,
+    infeasible: Collection[str] = (),
 ) -> Figure:
     """Draw each trial's value in the order of suggestion, and the best value up to each trial.
 
@@ -181,11 +187,18 @@ def history(
         metric: name of the metric, the title of the vertical axis.
         mode: "min" or "max".
         before: best value of the earlier trials that are not shown; None if all trials are shown.
+        infeasible: ids of the trials that can't be the best, because they violate a constraint.
         log_y: True: use a logarithmic vertical axis.
     """
     better = min if mode == "min" else max
     first = [] if before is None else [before]
-    so_far = list(accumulate([*first, *trials.values], better))[len(first) :]
+    worst = math.inf if mode == "min" else -math.inf
+    counted = [
+        worst if trial_id in infeasible else value
+        for trial_id, value in zip(trials.trial_ids, trials.values, strict=True)
+    ]
+    so_far = list(accumulate([*first, *counted], better))[len(first) :]
+    steps = [(number, best) for number, best in zip(trials.numbers, so_far, strict=True) if best != worst]
     across = axis_of("trial")
     if max(trials.numbers, default=0) < 10:
         # Ticks are at whole numbers, because a tick between two trials would have no meaning.
@@ -193,7 +206,7 @@ def history(
     return figure_of(
         [
             dots_of(trials, trials.numbers, trials.values, name="trials", color=OTHERS, size=6),
-            path(zip(trials.numbers, so_far, strict=True), "best so far", BEST[0], 2.5, "hv", hover="skip"),
+            path(steps, "best so far", BEST[0], 2.5, "hv", hover="skip"),
         ],
         f"{metric} of {count_words(len(trials.values), 'trial')}",
         xaxis=across,

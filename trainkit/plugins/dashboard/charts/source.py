@@ -13,7 +13,7 @@ from trainkit.plugins.dashboard.charts.figures import Scored
 from trainkit.plugins.dashboard.charts.parameter_figures import Parameter
 from trainkit.plugins.integrations.hyperparameters import Hyperparameter, hyperparameters_of
 from trainkit.tune.core.checks import require_one_of
-from trainkit.tune.core.objectives import Objective, front_of
+from trainkit.tune.core.objectives import VIOLATION, Objective, front_of
 from trainkit.tune.results.reading import known_objectives, metric_and_mode
 from trainkit.tune.results.result_grid import ResultGrid
 
@@ -194,6 +194,17 @@ class Source:
             raise self.reader.nothing(metric)
         return values
 
+    def is_feasible(self, trial_id: str) -> bool:
+        """Return True if the last report of a trial satisfies all constraints."""
+        return self._feasible is None or trial_id in self._feasible
+
+    @cached_property
+    def _feasible(self) -> set[str] | None:
+        """Ids of the feasible trials; None if the experiment has no constraints."""
+        if not self.facts["tune_config"].get("constraints"):
+            return None
+        return {trial_id for trial_id, value in self.reader.last_values(VIOLATION).items() if value == 0}
+
     def latest(self, values: Sequence[Any], most: int) -> Sequence[Any]:
         """Return at most the `most` latest values; return all values if `is_whole` is True."""
         return values if self.is_whole else values[-most:]
@@ -216,9 +227,10 @@ class Source:
         return Scored(trial_ids, [numbers[each] for each in trial_ids], [value for _, value in values])
 
     def best_of(self, values: Sequence[tuple[str, float]]) -> tuple[str, float]:
-        """Return the id and value of the best trial; the first trial if several are equally good."""
+        """Return the id and value of the best trial, feasible if possible; of equal trials, the first."""
         best = min if self.judged_by[1] == "min" else max
-        return best(values, key=lambda each: each[1])
+        feasible = [each for each in values if self.is_feasible(each[0])]
+        return best(feasible or values, key=lambda each: each[1])
 
     @property
     def grid(self) -> ResultGrid:
@@ -235,7 +247,8 @@ class Source:
         return known_objectives(self.facts)
 
     def front(self, points: Mapping[str, tuple[float, float]]) -> list[str]:
-        """Return the ids of the trials that no other trial beats in both objectives."""
+        """Return the ids of the feasible trials that no other feasible trial beats in both objectives."""
+        points = {trial_id: point for trial_id, point in points.items() if self.is_feasible(trial_id)}
         ids, signs = list(points), [-1.0 if each.mode == "min" else 1.0 for each in self.objectives]
         return [ids[place] for place in front_of([(signs[0] * x, signs[1] * y) for x, y in points.values()])]
 
