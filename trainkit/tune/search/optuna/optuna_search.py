@@ -207,8 +207,10 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
 
         Optuna needs finite values, so that excesses are mapped to the range from -1 to 1.
         """
-        found = {}
-        for each in self.constraints if self.heeds_constraints and result is not None else ():
+        found: dict[str, float] = {}
+        if result is None or not self.heeds_constraints:
+            return found
+        for each in self.constraints:
             value = number_of(result, each.metric)
             excess = math.inf if value is None else each.excess(value)
             bounded = math.copysign(1.0, excess) if math.isinf(excess) else excess / (1 + abs(excess))
