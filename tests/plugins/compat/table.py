@@ -23,7 +23,7 @@ HEAD = """\
 # What moves by its imports
 
 Many programs for Ray, RaySGD, tune-sklearn and scikit-learn run on trainkit if only their imports change.
-This page lists these systems' own examples, and the result of each example with trainkit's imports. Each
+This page lists examples of these projects, and the result of each example with trainkit's imports. Each
 example runs in a process of its own, without a network. If a package contains the examples, a test runs them.
 An example that "runs" ends cleanly, without a failed trial. An example that "does not run" ends with an error
 for the given reason. An example that is "not run" can't run on the test machine with its own system either.

@@ -108,7 +108,8 @@ class System:
         rows = "\n".join(each.row() for each in sorted(self.examples, key=lambda each: each.name))
         words = self.words
         if self.files is None:
-            words += " No package has them: they were run by hand, from {commit} of {committed}, on {date}."
+            words += " No package contains these scripts: they were run by hand,"
+            words += " from {commit} of {committed}, on {date}."
             words = words.format(**self.by_hand())
         return f"## {self.title}\n\n{words}\n\n| example | here | |\n| --- | --- | --- |\n{rows}\n"
 

@@ -23,7 +23,7 @@ resources scheduling streaming_generator task_exceptions tasks tasks_fault_toler
 
 CORE = System(
     title="Ray core's walkthroughs",
-    words="The scripts of `doc/source/ray-core/doc_code` in Ray's repository.",
+    words="The table lists the scripts of `doc/source/ray-core/doc_code` in Ray's repository.",
     write=write_alone,
     folder="doc/source/ray-core/doc_code",
     examples=(
@@ -57,7 +57,7 @@ CORE = System(
 
 TUNE = System(
     title="Ray Tune's guides",
-    words="The scripts of `doc/source/tune/doc_code` in Ray's repository.",
+    words="The table lists the scripts of `doc/source/tune/doc_code` in Ray's repository.",
     write=write_alone,
     folder="doc/source/tune/doc_code",
     examples=(

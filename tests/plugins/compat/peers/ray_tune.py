@@ -83,7 +83,8 @@ SYSTEM = System(
     title="Ray Tune",
     version=VERSION,
     words=(
-        "The programs in `ray/tune/examples` of the installed package, with `--smoke-test` where it is taken."
+        "The table lists the programs in `ray/tune/examples` of the installed package, run with"
+        " `--smoke-test` if the program accepts this flag."
     ),
     files=files,
     write=write,

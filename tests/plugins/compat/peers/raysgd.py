@@ -52,7 +52,10 @@ def stripes(home: Path) -> None:
 SYSTEM = System(
     title="RaySGD v1",
     version=RAY.version,
-    words="The programs in the `examples` folders of `ray/util/sgd`, with `--smoke-test` where it is taken.",
+    words=(
+        "The table lists the programs in the `examples` folders of `ray/util/sgd`, run with `--smoke-test`"
+        " if the program accepts this flag."
+    ),
     files=RAY.folder,
     write=write,
     examples=(

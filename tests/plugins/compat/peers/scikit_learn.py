@@ -42,8 +42,9 @@ SYSTEM = System(
     title="scikit-learn's searches",
     version=SKLEARN.version,
     words=(
-        "The programs in `examples` that import a search of `sklearn.model_selection`; each search is the one"
-        " of [this table](migrating-gridsearchcv.md), by its name in scikit-learn."
+        "The table lists the programs in `examples` that import a search of `sklearn.model_selection`. The"
+        " search of trainkit with [the corresponding name](migrating-gridsearchcv.md) replaces"
+        " scikit-learn's search."
     ),
     files=files,
     write=write_alone,

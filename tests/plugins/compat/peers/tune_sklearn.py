@@ -13,7 +13,7 @@ xgbclassifier
 
 SYSTEM = System(
     title="tune-sklearn",
-    words="The programs in `examples` of its repository, at 0.5.0.",
+    words="The table lists the scripts in `examples` of tune-sklearn's repository, at 0.5.0.",
     write=write_alone,
     folder="examples",
     examples=(
