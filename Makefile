@@ -73,6 +73,7 @@ docs: $(READY)  ## Build the documentation as a site in results/docs, to be read
 
 pictures: $(READY)  ## Draw the pictures of the documentation again
 	$(BIN)/python -m benchmarks.search --plots docs/images
+	$(BIN)/python -m benchmarks.league --page docs/tuning/league.md
 	$(BIN)/python -m recipes.mnist --output results/pictures
 	cp results/pictures/curves.png docs/images/mnist.png
 	$(BIN)/python -m tests.plugins.dashboard.pictures docs/images

@@ -46,6 +46,7 @@ BENCHMARKS = {
     "resume_time": [],
     "soak": ["--minutes", "1"],
     "kills": ["--kills", "60"],
+    "league": ["--minutes", "1"],
 }
 """Arguments with which each benchmark takes minutes, by its name."""
 AGAINST = {"runtime": ["--beside", "nested"], "tuning": ["--beside", "fresh"]}

@@ -42,6 +42,7 @@ SMALL = {
 """With what else they run."""
 ELSEWHERE = {
     "gpu": "train/test_benchmarks.py",
+    "league": "test_league.py",
     "search": "tune/search/test_search_benchmarks.py",
     "sklearn_searches": "sklearn/test_searches_benchmark.py",
     "tuning": "tune/test_speed.py",

@@ -65,7 +65,8 @@ FOLDERS = {
 
 OTHERS = {
     "unit": """
-        test_kills_rules.py test_packaging.py test_registry.py test_tiers.py cli/test_added_commands.py
+        test_kills_rules.py test_league.py test_packaging.py test_registry.py test_tiers.py
+        cli/test_added_commands.py
         plugins/check_resume/test_comparison.py plugins/searchers/test_bohb.py
         plugins/gaussian_process/test_encoding.py plugins/gaussian_process/test_initial.py
         plugins/gaussian_process/test_losses.py plugins/gaussian_process/test_minimize.py

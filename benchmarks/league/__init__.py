@@ -1,0 +1,1 @@
+"""Public comparison of searches: `python -m benchmarks.league`."""

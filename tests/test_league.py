@@ -1,0 +1,181 @@
+"""The league of searches: its cells, its record and its page."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.league import __main__ as league
+from benchmarks.league import methods, page, problems, record
+from benchmarks.league.lines import Asked
+from benchmarks.rows import rows_of
+from tests.conftest import run_python
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def row(method: str, seed: int, regret: list[float], problem: str = "flat") -> dict[str, Any]:
+    head = {"problem": problem, "method": method, "workers": 1, "evaluations": 10, "seed": seed}
+    return {**head, "regret": regret, "cpu_s": 1.0, "version": f"{method} 1"}
+
+
+def rows_of_two_problems() -> list[dict[str, Any]]:
+    """Return rows in which all methods are equal in one problem, and ours ends best in the other."""
+    found = []
+    for seed in range(6):
+        found += [row("trainkit random", seed, [8.0, 8, 8, 8, 8, 4]), row("peer", seed, [4.0] * 6)]
+        found += [row("trainkit", seed, [8.0] * 5 + [2.0 + seed % 2 * 0.4])]
+        for method in ("trainkit random", "peer", "trainkit"):
+            found.append(row(method, seed, [1.0] * 6, "equal"))
+    return found
+
+
+# --- the record -------------------------------------------------------------------------------------
+
+
+def test_regrets_are_relative_to_random_searchs_last() -> None:
+    (stage,) = record.of(rows_of_two_problems())["stages"]
+    assert stage["points"] == [1, 2, 3, 5, 7, 10]
+    cell = stage["cells"]["flat"]
+    assert cell["unit"] == 4
+    assert cell["methods"]["trainkit random"]["mean"] == [2, 2, 2, 2, 2, 1]
+    assert cell["methods"]["trainkit"]["mean"][-1] == pytest.approx(0.55)
+
+
+def test_a_cell_is_compared_with_the_best_peer_seed_by_seed() -> None:
+    (stage,) = record.of(rows_of_two_problems())["stages"]
+    against = stage["cells"]["flat"]["against"]
+    assert {name: found["peer"] for name, found in against.items()} == {"5": "peer", "10": "peer"}
+    assert against["5"] == {"peer": "peer", "seeds": 6, "gain": -1, "error": 0}
+    # The gains alternate between 0.5 and 0.4: their variance is 6 * 0.05**2 / 5.
+    assert against["10"]["gain"] == pytest.approx(0.45)
+    assert record.errors_apart(against["10"]) == pytest.approx(0.45 / math.sqrt(0.05**2 / 5), rel=1e-3)
+    assert record.errors_apart(stage["cells"]["equal"]["against"]["10"]) == 0
+
+
+def test_equal_means_share_a_rank() -> None:
+    (stage,) = record.of(rows_of_two_problems())["stages"]
+    assert record.ranks(stage, 10) == {"trainkit": 1.5, "peer": (2.5 + 2) / 2, "trainkit random": 2.25}
+    assert record.geometric_means(stage, 10)["trainkit"] == pytest.approx(math.sqrt(0.55))
+
+
+def test_a_method_that_lacks_problems_has_no_rank() -> None:
+    found = [*rows_of_two_problems(), row("late", 0, [1.0] * 6)]
+    (stage,) = record.of(found)["stages"]
+    assert "late" not in record.ranks(stage, 10)
+    assert stage["cells"]["flat"]["methods"]["late"]["seeds"] == 1
+
+
+# --- the cells --------------------------------------------------------------------------------------
+
+
+def test_all_methods_have_the_same_seeds_and_fast_ones_run_first() -> None:
+    found = league.cells(league.STAGES, ["learners", "bbob f6"], ["trainkit", "SMAC", "Ax"])
+    first = [cell for cell in found if (cell.workers, cell.evaluations) == (1, 20)]
+    seeds = {
+        method: sorted({cell.seed for cell in first if cell.method == method})
+        for method in ("trainkit", "SMAC")
+    }
+    assert seeds["trainkit"] == list(range(league.SEEDS))
+    assert seeds["SMAC"] == list(range(league.DEAR["SMAC"]))
+    assert [cell.method for cell in found[: 2 * league.WAVE]] == ["trainkit"] * 2 * league.WAVE
+    assert not [cell for cell in found if cell.method == "Ax" and cell.problem == "learners"]
+    assert len({*found}) == len(found)
+
+
+def test_a_league_resumes_after_its_last_whole_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    todo = league.cells([league.SMALL], ["learners"], ["trainkit random"])
+    first_rows: list[dict[str, Any]] = []
+    league.played(league.League(None), todo, first_rows, path, math.inf)
+    assert len(first_rows) == len(todo) == 2
+    whole, cut = path.read_text().splitlines()
+    path.write_text(whole + "\n" + cut[:40])
+    known = [*league.rows_in(path)]
+    assert known == first_rows[:1]
+    league.played(league.League(None), todo, known, path, math.inf)
+    kept = [{**each, "cpu_s": 0.0} for each in league.rows_in(path)]
+    assert kept == [{**each, "cpu_s": 0.0} for each in first_rows]
+
+
+def test_our_search_has_a_report_for_each_step_of_a_curve() -> None:
+    problem = problems.load("curves boosting", None)
+    done = methods.ours(search_alg="random", scheduler=None)(problem, 0, 1, 3)
+    assert [seen.resource for seen in done.seen] == 3 * [*range(1, problem.reports + 1)]
+    assert done.seen[-1].work == 3
+    assert min(seen.regret for seen in done.seen) >= 0
+
+
+def test_a_problem_of_packages_needs_their_environment() -> None:
+    with pytest.raises(ValueError, match="run --install FOLDER first"):
+        problems.load("bbob f8", None)
+
+
+# --- other libraries --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def peers() -> Iterator[Asked]:
+    """Start the program of the other libraries in this environment, which has some of them."""
+    process = Asked([sys.executable, "-m", "benchmarks.league.peers"])
+    yield process
+    process.close()
+
+
+@pytest.mark.external
+@pytest.mark.parametrize("method", ["Optuna TPE", "Optuna CMA-ES", "HyperOpt"])
+def test_another_library_searches_the_branches_of_a_space(peers: Asked, method: str) -> None:
+    problem = problems.load("learners", None)
+    search = methods.theirs(method, peers)
+    done = search(problem, 0, 2, 12)
+    assert [seen.work for seen in done.seen] == list(range(1, 13))
+    assert len({seen.observed for seen in done.seen}) == 12
+    assert done.seen == search(problem, 0, 2, 12).seen
+    assert done.seen != search(problem, 1, 2, 12).seen
+
+
+@pytest.mark.external
+def test_a_trial_that_another_library_stops_reports_no_more(peers: Asked) -> None:
+    problem = problems.load("curves network", None)
+    done = methods.theirs("Optuna Hyperband", peers)(problem, 0, 1, 6)
+    steps = [seen.resource for seen in done.seen]
+    assert len(steps) == 6 * problem.reports
+    ends = [step for step, after in pairwise(steps) if after == 1]
+    assert {*ends} > {problem.reports}
+
+
+@pytest.mark.external
+def test_the_error_of_another_library_ends_the_league(peers: Asked) -> None:
+    with pytest.raises(RuntimeError, match="KeyError: 'Unknown'"):
+        peers.ask(do="start", method="Unknown")
+
+
+# --- the program and the page -----------------------------------------------------------------------
+
+
+@pytest.mark.external
+def test_a_small_league_writes_a_record_and_its_page(tmp_path: Path) -> None:
+    kept, pages = tmp_path / "record.json", tmp_path / "docs" / "tuning"
+    pages.mkdir(parents=True)
+    (tmp_path / "docs" / "images").mkdir()
+    files = ["--record", str(kept), "--rows", str(tmp_path / "rows")]
+    done = run_python("-m", "benchmarks.league", "--small", *files, cwd=ROOT, timeout=300)
+    (count,) = rows_of(done.stdout).values()
+    assert count.rounds == [len((tmp_path / "rows").read_text().splitlines())]
+    page_file = ["--record", str(kept), "--page", str(pages / "league.md")]
+    run_python("-m", "benchmarks.league", *page_file, cwd=ROOT, timeout=300)
+    assert (pages / "league.md").read_text() == page.text(json.loads(kept.read_text()))
+    assert (tmp_path / "docs" / "images" / page.PICTURE).stat().st_size > 1000
+
+
+def test_the_page_says_what_the_record_says() -> None:
+    found = json.loads(league.RECORD.read_text())
+    assert (ROOT / "docs" / "tuning" / "league.md").read_text() == page.text(found)
+    assert set(found["versions"]) >= {"trainkit", "Optuna TPE", "HyperOpt"}
