@@ -103,7 +103,9 @@ def task(scale: float) -> Iterator[Operation]:
 
 
 def _fit(folder: str, trainable: Any, space: dict[str, Any], samples: int) -> tune.ResultGrid:
-    config = tune.TuneConfig(metric="loss", mode="min", num_samples=samples, max_concurrent_trials=1)
+    config = tune.TuneConfig(
+        metric="loss", mode="min", num_samples=samples, max_concurrent_trials=1, search_alg="random"
+    )
     run = tune.RunConfig(storage_path=folder, name=f"run_{len(list(Path(folder).iterdir()))}", verbose=0)
     return tune.Tuner(trainable, param_space=space, tune_config=config, run_config=run).fit()
 

@@ -94,7 +94,9 @@ def search(folder: Path, name: str, trials: int, reports: int) -> Path:
             "width": tune.randint(8, 128),
             "activation": tune.choice(["relu", "gelu", "tanh"]),
         },
-        tune_config=tune.TuneConfig(metric="loss", mode="min", num_samples=trials, seed=0, reuse_actors=True),
+        tune_config=tune.TuneConfig(
+            metric="loss", mode="min", num_samples=trials, seed=0, reuse_actors=True, search_alg="random"
+        ),
         run_config=tune.RunConfig(storage_path=folder, name=name, verbose=0),
     ).fit()
     return folder / name

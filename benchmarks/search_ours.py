@@ -34,8 +34,8 @@ class Side:
     def made(self, time_attr: str, max_t: float) -> dict[str, Any]:
         """Return the arguments for a TuneConfig."""
         given = {} if self.scheduler is sch.FIFOScheduler else {"time_attr": time_attr, "max_t": max_t}
-        found = {"scheduler": self.scheduler(**{**given, **self.arguments})}
-        return found if self.searcher is None else {**found, "search_alg": self.searcher()}
+        searcher = "random" if self.searcher is None else self.searcher()
+        return {"scheduler": self.scheduler(**{**given, **self.arguments}), "search_alg": searcher}
 
 
 _ASHA = {"grace_period": 1, "reduction_factor": 3}
@@ -74,6 +74,7 @@ SIDES: dict[str, Side] = {
     "Optuna TPE + ASHA, promotion": Side(
         sch.ASHAScheduler, lambda: tune.search.OptunaSearch(), arguments=_ASHA | {"type": "promotion"}
     ),
+    "default": Side(sch.FIFOScheduler, lambda: tune.search.AutoSearch()),
     "hyperopt TPE": Side(sch.FIFOScheduler, lambda: tune.search.HyperOptSearch()),
 }
 

@@ -116,6 +116,7 @@ def _ones(d: int, points: Sequence[float], peers: Mapping[str, Mapping[float, Ce
         ("Optuna TPE", "Optuna TPE", MODEL),
         ("Optuna TPE + ASHA", "Optuna TPE + HyperbandPruner", MODEL),
         ("Optuna TPE + ASHA, promotion", "Optuna TPE + HyperbandPruner", MODEL),
+        ("default", "Optuna TPE", MODEL),
         ("hyperopt TPE", "hyperopt TPE", MODEL),
     ]
     return Table(

@@ -52,7 +52,9 @@ def sha(max_t: int, factor: int) -> TrialScheduler:
 
 def run(scheduler: TrialScheduler, objective: Any, num_samples: int = -1, **settings: Any) -> tune.Simulation:
     """Simulate a search for the smallest loss."""
-    config = tune.TuneConfig(metric="loss", mode="min", num_samples=num_samples, scheduler=scheduler)
+    config = tune.TuneConfig(
+        metric="loss", mode="min", num_samples=num_samples, scheduler=scheduler, search_alg="random"
+    )
     return tune.simulate(objective, SPACE, config, **settings)
 
 

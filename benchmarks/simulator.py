@@ -144,7 +144,9 @@ def _timed(
 ) -> tuple[float, tune.Simulation]:
     """Return the CPU seconds for `jobs` jobs, and the simulation."""
     gc.collect()
-    config = tune.TuneConfig(metric="loss", mode="min", num_samples=-1, scheduler=scheduler)
+    config = tune.TuneConfig(
+        metric="loss", mode="min", num_samples=-1, scheduler=scheduler, search_alg="random"
+    )
     stop = tune.RunConfig(stop={"training_iteration": 27})
     began = time.process_time()
     results = tune.simulate(

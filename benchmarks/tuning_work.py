@@ -59,10 +59,13 @@ class Bench:
         *,
         reuse: bool = False,
         space: dict[str, Any] | None = None,
-        search_alg: Any = None,
+        search_alg: Any = "random",
         callbacks: list[Any] | None = None,
     ) -> tuple[float, Any]:
-        """Return the wall seconds of a `fit` with default loggers and no console output, and its results."""
+        """Return the wall seconds of a `fit` with default loggers and no console output, and its results.
+
+        The default searcher of trainkit learns, but Ray's does not. So both search at random.
+        """
         tune, self._runs = self.tune, self._runs + 1
         tuner = tune.Tuner(
             trainable,

@@ -31,8 +31,9 @@ def settings(name: str) -> dict[str, Any]:
     alone = {"num_samples": TRIALS, "max_concurrent_trials": 1}
     by_step = {"time_attr": "training_iteration"}
     schedulers: dict[str, dict[str, Any]] = {
-        "fifo": {"num_samples": TRIALS, "max_concurrent_trials": 2},
-        "eight": {"num_samples": TRIALS, "max_concurrent_trials": TRIALS},
+        # With concurrent trials, only random search repeats exactly.
+        "fifo": {"num_samples": TRIALS, "max_concurrent_trials": 2, "search_alg": "random"},
+        "eight": {"num_samples": TRIALS, "max_concurrent_trials": TRIALS, "search_alg": "random"},
         "asha": {**alone, "scheduler": ASHAScheduler(**by_step, max_t=STEPS, reduction_factor=2)},
         "hyperband": {**alone, "scheduler": HyperBandScheduler(**by_step, max_t=STEPS, reduction_factor=2)},
         "bohb": {

@@ -61,7 +61,8 @@ class TuneConfig(Settings):
         mode: "min" or "max", or a list with one entry for each of several metrics. A metric with mode=None is
             allowed only if neither the searcher, the scheduler nor `get_best_result()` needs a direction.
         metric: name of the reported value to optimise, such as "eval/accuracy", or a list of names.
-        search_alg: searcher that suggests configurations, or its name; default: grid and random search.
+        search_alg: searcher that suggests configurations, or its name. The default, "auto", learns from
+            the results if there is one metric and no grid; otherwise it is grid and random search.
         scheduler: scheduler that stops trials early, or its name; default: no scheduler.
         num_samples: number of samples from the space; a grid is repeated this many times. -1: sample until a
             time budget, a stopper or Ctrl-C ends the experiment, or no untried configuration is left.

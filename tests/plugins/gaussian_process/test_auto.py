@@ -48,6 +48,7 @@ def test_it_learns_where_there_is_something_to_learn(num_samples):
         ({"x": tune.grid_search([1, 2])}, "loss"),
         ({**PLANE, "z": tune.grid_search([1, 2])}, "loss"),
         ({"x": 1}, "loss"),
+        ({"x": tune.sample_from(lambda config: 3)}, "loss"),
     ],
 )
 def test_otherwise_it_draws_as_before(space, metric):
@@ -78,8 +79,28 @@ def test_a_restore_makes_it_again():
     assert [made.suggest(f"{n}") for n in range(3)] == [again.suggest(f"{n}") for n in range(3)]
 
 
-def test_one_sample_is_the_centre_and_more_samples_follow_it():
-    assert begun(PLANE, num_samples=1).suggest("t") == {"x": 0, "y": 0} == begun(PLANE).suggest("t")
+def drawn(space, seed=0, **arguments):
+    plain = BasicVariantGenerator(**arguments)
+    plain.begin(Space.of(space), metric="loss", mode="min", num_samples=1, seed=seed)
+    return plain.suggest("t")
+
+
+def test_one_sample_is_drawn_as_before_and_learned_from_after_a_restore():
+    one = begun(PLANE, num_samples=1)
+    assert one.suggest("t") == drawn(PLANE)
+    again = described_searcher(describe_searcher(create_searcher("auto", num_samples=1)))
+    again.begin(Space.of(PLANE), metric="loss", mode="min", num_samples=9, seed=0)
+    assert again.suggest("t") == drawn(PLANE)
+    one.resize(9)
+    assert one.suggest("t1") == again.suggest("t1")
+
+
+def test_a_single_sample_keeps_the_values_of_a_point():
+    space = {**PLANE, "net": tune.choice([{"a": tune.uniform(0, 1)}, {"b": 2}])}
+    points = [{"x": 3.0}]
+    assert begun(space, num_samples=1, points_to_evaluate=points).suggest("t") == drawn(
+        space, points_to_evaluate=points
+    )
 
 
 def test_points_from_elsewhere_are_for_the_searcher_itself():

@@ -69,11 +69,11 @@ def test_the_results_are_those_of_a_tuner():
 
 def test_a_trial_measures_the_same_whatever_the_scheduler_does():
     stop = tune.RunConfig(stop={"training_iteration": 9})
-    plain = tune.simulate(objective, SPACE, search(9), seed=3, run_config=stop)
+    plain = tune.simulate(objective, SPACE, search(9, search_alg="random"), seed=3, run_config=stop)
     asha = tune.simulate(
         objective,
         SPACE,
-        search(9, scheduler=ASHAScheduler(max_t=9, reduction_factor=3)),
+        search(9, scheduler=ASHAScheduler(max_t=9, reduction_factor=3), search_alg="random"),
         workers=5,
         seed=3,
         failures=0.01,

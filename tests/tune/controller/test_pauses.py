@@ -474,7 +474,8 @@ class Heard(SearcherWrapper):
 
 
 def cut_short(fit, after: int, **settings) -> None:
-    settings = {"metric": "m", "mode": "max", "seed": 1, "num_samples": 12, **settings}
+    drawn = {"num_samples": 12, "search_alg": "random"}
+    settings = {"metric": "m", "mode": "max", "seed": 1, **drawn, **settings}
     with pytest.raises(KeyboardInterrupt):
         fit(Counting, {"x": tune.uniform(0, 1)}, run={"callbacks": [CutShort(after)]}, **settings)
 

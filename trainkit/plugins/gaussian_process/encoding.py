@@ -183,9 +183,9 @@ class Encoding(Declared[AnyCode]):
         """Return True if no rule of the space forbids a configuration."""
         return self.declared.forbidden_by(config) is None
 
-    def drawn(self, rng: Generator) -> dict[str, Any]:
-        """Return a random configuration that no rule forbids."""
-        return self.declared.configuration(0, rng)
+    def drawn(self, rng: Generator, fixed: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return a random configuration with the values of `fixed` that no rule forbids."""
+        return self.declared.configuration(0, rng, self.declared.preset(fixed or {}))
 
     def _value(self, place: int, row: Floats) -> Any:
         code, number = self._codes[place], float(row[place])

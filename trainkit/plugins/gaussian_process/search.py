@@ -1,4 +1,4 @@
-"""The searcher `GaussianProcessSearch`, and `AutoSearch`, which chooses between it and random search."""
+"""The searcher `GaussianProcessSearch`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from trainkit.errors import ConfigError
 from trainkit.plugins.gaussian_process.acquisition import proposals
 from trainkit.plugins.gaussian_process.constraints import Feasibility, excesses_of
 from trainkit.plugins.gaussian_process.earlier import Earlier, plain_sources
@@ -21,10 +20,7 @@ from trainkit.plugins.gaussian_process.encoding import Encoding, Floats, encodin
 from trainkit.plugins.gaussian_process.initial import initial_row, is_initial, random_rows
 from trainkit.plugins.gaussian_process.model import process_of
 from trainkit.tune.core.seeds import suggestion_generator
-from trainkit.tune.search.base import SearcherWrapper, called
-from trainkit.tune.search.basic_variant import BasicVariantGenerator
 from trainkit.tune.search.model_based import RefittedSearcher
-from trainkit.tune.space.search_space import Space
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -191,53 +187,12 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
         super().on_trial_complete(trial_id, result, error)
 
 
-class AutoSearch(SearcherWrapper):
-    """Searcher that learns from the results if it can.
+class FirstDrawn(GaussianProcessSearch):
+    """A `GaussianProcessSearch` whose first configuration is drawn at random, exactly as in random search."""
 
-    `AutoSearch` is a `GaussianProcessSearch` if the experiment has one metric, and a space with domains and
-    without a grid; a single sample is then the centre of the space. Otherwise `AutoSearch` is a
-    `BasicVariantGenerator`, which tries all combinations of a grid and draws the other values at random.
-
-    Args:
-        points_to_evaluate: complete or partial configurations to try first.
-        seed: seed of all draws; None: the TuneConfig's seed.
-
-    Raises:
-        ConfigError: an argument is wrong.
-    """
-
-    several = True
-
-    def __init__(
-        self, points_to_evaluate: Sequence[Mapping[str, Any]] | None = None, seed: int | None = None
-    ) -> None:
-        super().__init__(BasicVariantGenerator(points_to_evaluate, random_state=seed))
-        self._points, self._seed = points_to_evaluate, seed
-        self._sources: list[dict[str, Any]] = []
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        return {"points_to_evaluate": self._points, "seed": self._seed}
-
-    def begin(
-        self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int
-    ) -> None:
-        # The choice does not depend on `num_samples`, because a restore may change `num_samples`.
-        learns = metric is not None and bool(space.domains) and not space.axes
-        if learns and not self.objectives:
-            self.searcher = GaussianProcessSearch(points_to_evaluate=self._points, seed=self._seed)
-            self._inner = called(self.searcher)
-            if self._sources:
-                self._inner.learn_from(self._sources, metric, mode)
-        elif self._sources:
-            raise ConfigError("learn_from needs one metric, and a space with domains and without a grid")
-        super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
-
-    def learn_from(self, sources: Any, metric: str | None, mode: str | None) -> list[dict[str, Any]]:
-        self._sources = plain_sources(sources, metric, mode)
-        return self._sources
-
-    def add_evaluated_point(self, parameters: dict[str, Any], *args: Any, **options: Any) -> None:
-        raise NotImplementedError(
-            "AutoSearch does not support points evaluated elsewhere: use GaussianProcessSearch"
-        )
+    def _suggested(self, trial_id: str, fixed: dict[str, Any] | None) -> dict[str, Any]:
+        if self._number:
+            return super()._suggested(trial_id, fixed)
+        config = self.form.drawn(suggestion_generator(self._base, 0, self._redraws), fixed)
+        self._note(trial_id, self.form.row(config))
+        return config

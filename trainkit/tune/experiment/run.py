@@ -93,6 +93,8 @@ class ExperimentRun:
         self._space = space
         # The settings are copied, because the user may change the originals later.
         self._tune = copy.copy(tune)
+        if tune.search_alg is None:
+            vars(self._tune)["search_alg"] = setup.default_searcher(tune)
         self._run = copy.copy(run)  # copy.copy avoids the constructor, which a subclass may have changed
         for part in ("failure_config", "checkpoint_config", "sync_config"):
             vars(self._run)[part] = copy.copy(getattr(run, part))
@@ -106,7 +108,7 @@ class ExperimentRun:
         self._in_memory, self.restorable = in_memory, not in_memory
         self.ended_by: Ending | None = None
         """Reason for an early end, set once `fit` has returned or raised; None without an early end."""
-        self._facts = dict(facts or new_facts(bound.name, space, tune, self._run, address, clock.now()))
+        self._facts = dict(facts or new_facts(bound.name, space, self._tune, self._run, address, clock.now()))
         start, zero = max(clock.now(), not_before), clock.monotonic()
         # Dates are the wall-clock time at the start plus monotonic time, because the controller and deadlines
         # need times that never decrease.

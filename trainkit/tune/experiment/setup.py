@@ -12,12 +12,15 @@ from trainkit.tune.core.objectives import Objective
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.core.trial import Namer
-from trainkit.tune.schedulers import FIFOScheduler, TrialScheduler
+from trainkit.tune.schedulers import FIFOScheduler, PopulationBasedTraining, TrialScheduler
 from trainkit.tune.schedulers.checked import CheckedScheduler
-from trainkit.tune.search import BasicVariantGenerator, Searcher
+from trainkit.tune.search import SEARCHERS, Searcher, create_searcher
 from trainkit.tune.search.base import called
 from trainkit.tune.search.trial_source import TrialSource
 from trainkit.tune.space.search_space import Space
+
+DEFAULT = "auto" if "auto" in SEARCHERS.own_names() else "random"
+"""Name of the default searcher. A plugin adds the searcher "auto"."""
 
 Part = TypeVar("Part")
 
@@ -73,8 +76,15 @@ def make_parts(
     return searcher, source, _make_scheduler(tune, space, seed, searcher, total)
 
 
+def default_searcher(tune: TuneConfig) -> Searcher:
+    """Return a new searcher for settings without one."""
+    # Population based training compares trials that start with independent configurations.
+    is_population = isinstance(tune.scheduler, PopulationBasedTraining)
+    return create_searcher("random" if is_population else DEFAULT, num_samples=tune.num_samples)
+
+
 def _make_searcher(tune: TuneConfig, space: Space, seed: int, *, rehearsal: bool) -> Searcher:
-    given = cast("Searcher | None", tune.search_alg) or BasicVariantGenerator()
+    given = cast("Searcher | None", tune.search_alg) or default_searcher(tune)
     searcher = _copied(
         "search_alg", given, called(given).rehearsal if rehearsal else lambda: copy.deepcopy(given)
     )

@@ -15,7 +15,13 @@ from trainkit.tune.core.stoppers import describe_stop, stop_of
 from trainkit.tune.core.trial import experiment_prefix
 from trainkit.tune.schedulers import SCHEDULERS, TrialScheduler, described_scheduler
 from trainkit.tune.schedulers.checked import CheckedScheduler
-from trainkit.tune.search import SEARCHERS, Searcher, describe_searcher, described_searcher
+from trainkit.tune.search import (
+    SEARCHERS,
+    Searcher,
+    create_searcher,
+    describe_searcher,
+    described_searcher,
+)
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.serialization import holds_opaque, why_not_made_again
 from trainkit.tune.sync.storage import Address, describe_address
@@ -119,6 +125,8 @@ def restored_tune_config(stored: Mapping[str, Any], given: TuneConfig | None) ->
             if settings[name] is None:
                 lacking[name] = value["class"]
                 why.append(why_not_made_again(registry, value, inner=inner))
+    # Earlier versions drew at random by default, and did not store a searcher.
+    settings["search_alg"] = settings.get("search_alg") or create_searcher("random")
     _require_all(lacking, "tune_config=tune.TuneConfig", why)
     return TuneConfig(**settings)
 

@@ -1,4 +1,4 @@
-from trainkit.plugins.gaussian_process.search import AutoSearch as AutoSearch
+from trainkit.plugins.gaussian_process.auto import AutoSearch as AutoSearch
 from trainkit.plugins.gaussian_process.search import GaussianProcessSearch as GaussianProcessSearch
 from trainkit.plugins.repeater.repeater import Repeater as Repeater
 from trainkit.plugins.searchers.ax import AxSearch as AxSearch

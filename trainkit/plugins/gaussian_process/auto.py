@@ -1,0 +1,86 @@
+"""The default searcher `AutoSearch`, which chooses between a Gaussian process and random search.
+
+This module does not import NumPy, because an experiment without domains does not need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainkit.errors import ConfigError
+from trainkit.tune.core.checks import checked_points, require_whole
+from trainkit.tune.search.base import SearcherWrapper, called
+from trainkit.tune.search.basic_variant import BasicVariantGenerator
+from trainkit.tune.space.domains import Categorical, Float, Integer, Normal
+from trainkit.tune.space.search_space import Space
+
+_SUPPORTED = (Categorical, Float, Integer, Normal)
+"""The domains that the Gaussian process supports; other domains are classes of users."""
+
+
+class AutoSearch(SearcherWrapper):
+    """Searcher that learns from the results if it can; the default.
+
+    It is `GaussianProcessSearch` if the experiment has one metric with a mode, and a space with domains and
+    without a grid. Otherwise it is `BasicVariantGenerator`, which tries all combinations of a grid and draws
+    the rest at random. If the experiment begins with a single sample, this sample is drawn at random; later
+    samples are suggested by `GaussianProcessSearch`.
+
+    Args:
+        points_to_evaluate: complete or partial configurations to try first.
+        seed: seed of all draws; None: the TuneConfig's seed.
+        num_samples: number of samples when the experiment began; None: the TuneConfig's number.
+
+    Raises:
+        ConfigError: an argument is wrong.
+    """
+
+    several = True
+
+    def __init__(
+        self,
+        points_to_evaluate: Sequence[Mapping[str, Any]] | None = None,
+        seed: int | None = None,
+        num_samples: int | None = None,
+    ) -> None:
+        points = checked_points(points_to_evaluate)
+        super().__init__(BasicVariantGenerator(points, random_state=seed))
+        require_whole("num_samples", num_samples, -1, optional=True)
+        self._points, self._seed, self._first_samples = points, seed, num_samples
+        self._sources: list[dict[str, Any]] = []
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {"points_to_evaluate": self._points, "seed": self._seed, "num_samples": self._first_samples}
+
+    def begin(
+        self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int
+    ) -> None:
+        domains = space.domains.values()
+        is_supported = bool(domains) and all(isinstance(each, _SUPPORTED) for each in domains)
+        has_goal = metric is not None and mode is not None and not self.objectives
+        if has_goal and is_supported and not space.axes:
+            # NumPy is imported only if it is needed
+            from trainkit.plugins.gaussian_process.search import FirstDrawn, GaussianProcessSearch
+
+            first = num_samples if self._first_samples is None else self._first_samples
+            made = FirstDrawn if first == 1 and not self._sources else GaussianProcessSearch
+            self.searcher = made(points_to_evaluate=self._points, seed=self._seed)
+            self._inner = called(self.searcher)
+            if self._sources:
+                self._inner.learn_from(self._sources, metric, mode)
+        elif self._sources:
+            raise ConfigError("learn_from needs one metric, and a space with domains and without a grid")
+        super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
+
+    def learn_from(self, sources: Any, metric: str | None, mode: str | None) -> list[dict[str, Any]]:
+        from trainkit.plugins.gaussian_process.earlier import plain_sources
+
+        self._sources = plain_sources(sources, metric, mode)
+        return self._sources
+
+    def add_evaluated_point(self, parameters: dict[str, Any], *args: Any, **options: Any) -> None:
+        raise NotImplementedError(
+            "AutoSearch does not support points evaluated elsewhere: use GaussianProcessSearch"
+        )
