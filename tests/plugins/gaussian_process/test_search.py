@@ -14,7 +14,7 @@ import threadpoolctl
 from tests.packages import ROOT
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.plugins.gaussian_process.model import IN_MODEL
+from trainkit.plugins.gaussian_process.model import IN_MODEL, thinned
 from trainkit.plugins.testing.searcher import Row, Search, SearcherSuite
 from trainkit.tune.search import (
     BasicVariantGenerator,
@@ -148,6 +148,15 @@ def test_more_trials_than_the_model_holds():
     before = min(point.value for point in searcher.evaluated)
     configs = search.run(4, loss=loss)
     assert min(map(loss, configs)) < 0.2 * before
+
+
+def test_results_beyond_those_that_the_model_chooses_from():
+    losses = np.random.default_rng(0).permutation(5000).astype(float)
+    losses[::7] = math.nan
+    chosen = thinned(losses.tolist(), 800)
+    assert len(chosen) <= 800 and chosen == sorted(set(chosen))
+    assert {*np.argsort(losses)[:266].tolist(), *range(4734, 5000)} <= {*chosen}
+    assert np.diff(chosen).max() < 25
 
 
 def test_a_space_of_constants_and_one_of_a_single_value():

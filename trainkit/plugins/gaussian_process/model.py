@@ -278,6 +278,22 @@ def _power(logs: Floats, power: Floats) -> Floats:
     return found
 
 
+def thinned(losses: Sequence[float], most: int) -> list[int]:
+    """Return the indices of at most `most` trials, in order: the best, the latest, and every k-th other.
+
+    This takes less time than `representatives`, which needs the distances of all trials.
+
+    Args:
+        losses: losses in the order of the trials; NaN for a trial without a result.
+        most: maximum number of trials.
+    """
+    third, number = most // 3, len(losses)
+    best = np.argpartition(np.array(losses), third)[:third]  # NaN is last
+    latest = np.arange(number - third, number)
+    evenly = np.arange(0, number, -(-number // third))
+    return sorted({*best.tolist(), *latest.tolist(), *evenly.tolist()})
+
+
 def representatives(rows: Floats, losses: Floats, listed: Flags, most: int) -> NDArray[np.intp]:
     """Return the indices of at most `most` trials.
 

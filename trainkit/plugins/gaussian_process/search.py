@@ -18,7 +18,7 @@ from trainkit.plugins.gaussian_process.constraints import Feasibility, excesses_
 from trainkit.plugins.gaussian_process.earlier import Earlier, plain_sources
 from trainkit.plugins.gaussian_process.encoding import Encoding, Floats, encoding_of
 from trainkit.plugins.gaussian_process.initial import initial_row, is_initial, random_rows
-from trainkit.plugins.gaussian_process.model import process_of
+from trainkit.plugins.gaussian_process.model import process_of, thinned
 from trainkit.tune.core.seeds import suggestion_generator
 from trainkit.tune.search.model_based import RefittedSearcher
 
@@ -30,6 +30,8 @@ RUNNING = 64
 
 If more trials are running, the model uses the latest trials.
 """
+CONSIDERED = 800
+"""Maximum number of results from which the results in the model are chosen."""
 TRIES = 100
 """Maximum number of consecutive rows that the rules of the space may forbid.
 
@@ -121,12 +123,14 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
 
     def _rows(self, rng: Generator) -> Iterator[Floats]:
         """Yield the rows to suggest, the best first."""
-        known = [(row, loss) for row, loss in self._known.values() if loss is not None]
-        losses = [loss for _, loss in known]
+        known = [(name, row, loss) for name, (row, loss) in self._known.items() if loss is not None]
+        if len(known) > CONSIDERED:
+            known = [known[place] for place in thinned([loss for *_, loss in known], CONSIDERED)]
+        losses = [loss for *_, loss in known]
         number = self._number - len(self._to_run)  # the user's points come first
         # The model would repeat a rejected suggestion, so the next row is random.
         if not self._redraws:
-            rows = np.array([row for row, _ in known]).reshape(-1, len(self.form))
+            rows = np.array([row for _, row, _ in known]).reshape(-1, len(self.form))
             first = self._first_rows(number, rows, losses, rng)
             # The first configuration of earlier experiments moves the initial configurations back by one.
             place = max(number - 1, 0) if self._earlier else number
@@ -135,7 +139,7 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
             elif is_initial(self.form, number, losses):
                 yield initial_row(self.form, place, self._base)
             else:
-                yield from self._proposals(rows, losses, rng)
+                yield from self._proposals([name for name, *_ in known], rows, losses, rng)
         yield from random_rows(self.form, rng)
 
     def _first_rows(self, number: int, rows: Floats, losses: list[float], rng: Generator) -> Floats | None:
@@ -145,7 +149,7 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
         with _one_thread():
             return self._earlier.first_rows(number, tried, rows, losses, rng)
 
-    def _proposals(self, rows: Floats, losses: list[float], rng: Generator) -> Floats:
+    def _proposals(self, names: list[str], rows: Floats, losses: list[float], rng: Generator) -> Floats:
         running = np.array(self._running()[-RUNNING:]).reshape(-1, len(self.form))
         # The matrices are small, so more threads would be slower, and would take CPUs from the trials.
         with _one_thread():
@@ -157,8 +161,7 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
             if not self.constraints:
                 return proposals(process, self.form, rng)
             unknown = [math.nan] * len(self.constraints)
-            ended = [name for name, (_, loss) in self._known.items() if loss is not None]
-            excesses = np.array([self._excesses.get(name, unknown) for name in ended])
+            excesses = np.array([self._excesses.get(name, unknown) for name in names])
             feasible = ~np.isnan(losses) & np.all(excesses <= 0, axis=1)
             feasibility = Feasibility(self.form, rows, excesses)
             return proposals(process, self.form, rng, feasibility, rows[feasible])

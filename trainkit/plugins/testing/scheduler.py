@@ -34,7 +34,9 @@ def simulated(scheduler: TrialScheduler, *, samples: int = 14, stop: Any = None,
     return tune.simulate(
         objective,
         SPACE,
-        tune.TuneConfig(metric="loss", mode="min", num_samples=samples, scheduler=scheduler),
+        tune.TuneConfig(
+            metric="loss", mode="min", num_samples=samples, scheduler=scheduler, search_alg="random"
+        ),
         **{
             "workers": 4,
             "seed": 5,

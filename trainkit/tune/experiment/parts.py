@@ -27,6 +27,7 @@ from trainkit.tune.executor.base import Executor
 from trainkit.tune.executor.specs import SpecFactory
 from trainkit.tune.executor.tasks import ProgramExecutor, TaskExecutor
 from trainkit.tune.experiment.plan import longest_way
+from trainkit.tune.experiment.setup import population_of
 from trainkit.tune.schedulers import PopulationBasedTraining, TrialScheduler
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.tree import constant_words, spell
@@ -36,7 +37,7 @@ logger = logging.getLogger("trainkit.tune")
 
 def warn_if_never_perturbed(tune: TuneConfig, run: RunConfig, total_samples: int | None) -> None:
     """Warn if population based training can't change a trial: only one trial runs, or trials are short."""
-    population = _population(tune)
+    population = population_of(tune)
     if population is not None and total_samples == 1:
         logger.warning(
             "%s has only one trial, which can't copy another: set TuneConfig(num_samples=...) to 4 or more",
@@ -59,13 +60,8 @@ def warn_of_constants(space: Space) -> None:
             logger.warning("param_space[%r] is %s", spell(site.path), words)
 
 
-def _population(tune: TuneConfig) -> PopulationBasedTraining | None:
-    deciding = getattr(tune.scheduler, "deciding", None)
-    return deciding if isinstance(deciding, PopulationBasedTraining) else None
-
-
 def _never_perturbed(tune: TuneConfig, run: RunConfig) -> bool:
-    population, longest = _population(tune), longest_way(tune, run)
+    population, longest = population_of(tune), longest_way(tune, run)
     if population is None or longest is None:
         return False
     return population.time_attr == "training_iteration" and longest <= population.first_judgement

@@ -79,8 +79,14 @@ def make_parts(
 def default_searcher(tune: TuneConfig) -> Searcher:
     """Return a new searcher for settings without one."""
     # Population based training compares trials that start with independent configurations.
-    is_population = isinstance(tune.scheduler, PopulationBasedTraining)
-    return create_searcher("random" if is_population else DEFAULT, num_samples=tune.num_samples)
+    name = DEFAULT if population_of(tune) is None else "random"
+    return create_searcher(name, num_samples=tune.num_samples)
+
+
+def population_of(tune: TuneConfig) -> PopulationBasedTraining | None:
+    """Return the population based training that decides about trials, or None."""
+    deciding = getattr(tune.scheduler, "deciding", None)
+    return deciding if isinstance(deciding, PopulationBasedTraining) else None
 
 
 def _make_searcher(tune: TuneConfig, space: Space, seed: int, *, rehearsal: bool) -> Searcher:
