@@ -16,15 +16,8 @@ from trainkit.plugins.dashboard.charts import chart
 from trainkit.plugins.dashboard.experiments.reading import RowReader
 from trainkit.plugins.pb2.scheduler import PB2
 from trainkit.tune import TuneConfig, simulate
-from trainkit.tune.core.constraints import (
-    FAR,
-    Constraint,
-    Penalties,
-    constraints_of,
-    ranked_last,
-    violation_of,
-)
-from trainkit.tune.core.objectives import VIOLATION, Objective
+from trainkit.tune.core.constraints import VIOLATION, Constraint, constraints_of, violation_of
+from trainkit.tune.core.objectives import Objective
 from trainkit.tune.results.overview import Overview
 from trainkit.tune.schedulers import (
     ASHAScheduler,
@@ -33,6 +26,7 @@ from trainkit.tune.schedulers import (
     ParetoScheduler,
     PopulationBasedTraining,
 )
+from trainkit.tune.schedulers.checked import FAR, ranked_last
 from trainkit.tune.search import (
     BayesOptSearch,
     ConcurrencyLimiter,
@@ -42,6 +36,7 @@ from trainkit.tune.search import (
     Repeater,
     Searcher,
 )
+from trainkit.tune.search.trial_source import Penalties
 
 pytestmark = pytest.mark.usefixtures("inline")
 

@@ -25,8 +25,8 @@ from trainkit.cli.experiments import (
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, StoreError, did_you_mean
 from trainkit.tune.core.checks import is_number
+from trainkit.tune.core.constraints import VIOLATION
 from trainkit.tune.core.metrics import encode, flatten, without_objects
-from trainkit.tune.core.objectives import VIOLATION
 from trainkit.tune.core.stoppers import AUTOMATIC
 from trainkit.tune.core.trial import Trial
 from trainkit.tune.display import Table, cell_text, duration, wide_console

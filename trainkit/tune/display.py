@@ -17,15 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from trainkit.resources import describe_use
 from trainkit.tune.core.checks import is_number
+from trainkit.tune.core.constraints import VIOLATION, is_feasible, violation_in
 from trainkit.tune.core.metrics import first_line, flatten, lookup
-from trainkit.tune.core.objectives import (
-    NONE_BEST,
-    NONE_FEASIBLE,
-    VIOLATION,
-    is_feasible,
-    trial_score,
-    violation_in,
-)
+from trainkit.tune.core.objectives import NONE_BEST, NONE_FEASIBLE, trial_score
 from trainkit.tune.core.trial import STATES, Trial, TrialStatus
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from trainkit.plugins.gaussian_process.constraints import Feasibility, excesses_
 from trainkit.plugins.gaussian_process.encoding import encoding_of
 from trainkit.plugins.gaussian_process.model import process_of
 from trainkit.plugins.testing.searcher import Row, Search
-from trainkit.tune.core.constraints import Constraint, constraints_of, violation_of
-from trainkit.tune.core.objectives import VIOLATION
+from trainkit.tune.core.constraints import VIOLATION, Constraint, constraints_of, violation_of
 from trainkit.tune.search import GaussianProcessSearch
 from trainkit.tune.space.search_space import Space
 

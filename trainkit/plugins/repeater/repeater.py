@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trainkit.tune.core.checks import arguments_of, is_number, require, require_one_of, require_whole
+from trainkit.tune.core.constraints import violation_in
 from trainkit.tune.core.metrics import lookup
-from trainkit.tune.core.objectives import violation_in
 from trainkit.tune.core.setting_names import setting
 from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.search.base import Searcher, SearcherWrapper

@@ -23,8 +23,7 @@ from trainkit.tune.controller.judging import end_trial, heed_scheduler, judge, j
 from trainkit.tune.controller.rules import BY_SIGTERM, FAIL_FAST, FAILED_TRIALS
 from trainkit.tune.controller.state import ControllerState
 from trainkit.tune.core.configs import FailureConfig
-from trainkit.tune.core.constraints import violation_of
-from trainkit.tune.core.objectives import VIOLATION
+from trainkit.tune.core.constraints import VIOLATION, violation_of
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
 from trainkit.tune.schedulers.base import Decision, Verdict
 from trainkit.tune.space.serialization import complete, decode_config, encode_config, holds_opaque

@@ -13,9 +13,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from trainkit.errors import TuneArgumentError
-from trainkit.tune.core.checks import is_finite, require
-from trainkit.tune.core.metrics import lookup, number_of
-from trainkit.tune.core.objectives import VIOLATION, Objective, is_feasible
+from trainkit.tune.core.checks import require
+from trainkit.tune.core.metrics import number_of
+
+VIOLATION = "constraint_violation"
+"""Name of the value that each report of an experiment with constraints has: its violation of them."""
+
+
+def is_feasible(report: Mapping[str, Any]) -> bool:
+    """Return True if a report satisfies all constraints, as every report does without constraints."""
+    return bool(report.get(VIOLATION, 0) == 0)
+
+
+def violation_in(reports: Sequence[Mapping[str, Any]], scope: str = "last") -> float:
+    """Return the violation of a trial: of its last report, or the least of all reports; inf if unknown."""
+    found = [report.get(VIOLATION, 0.0) for report in (reports if scope == "all" else reports[-1:])]
+    return min((math.inf if math.isnan(each) else each for each in found), default=0.0)
 
 
 class Constraint(NamedTuple):
@@ -84,61 +97,3 @@ def violation_of(report: Mapping[str, Any], constraints: Sequence[Constraint]) -
         if value is not None
     )
     return math.nan if total == 0 and None in values else total
-
-
-FAR = 1e200
-"""Loss of an infeasible report for schedulers, per unit of 1 + violation; no usual loss is as large."""
-
-
-def ranked_last(report: Mapping[str, Any], objectives: Sequence[Objective]) -> Mapping[str, Any]:
-    """Return a report for schedulers: an infeasible report gets values that are worse than all others."""
-    violation = report.get(VIOLATION, 0.0)
-    if not violation > 0:  # an unknown violation, which is NaN, is not judged
-        return report
-    return _replaced(report, dict.fromkeys(objectives, FAR * (1 + violation)))
-
-
-class Penalties:
-    """Losses for searchers that know no constraints: an infeasible report gets a worse loss than its own.
-
-    Its loss is the worst feasible loss of the ended trials, plus a part of the range of feasible losses that
-    grows with the violation. Until a trial is feasible, the losses of all ended trials count.
-
-    Args:
-        objectives: the searcher's objectives.
-    """
-
-    def __init__(self, objectives: Sequence[Objective]) -> None:
-        self._objectives = objectives
-        self._ranges: dict[tuple[Objective, bool], tuple[float, float]] = {}
-        """Least and largest loss of ended trials, by objective; True: of feasible trials, False: of all."""
-
-    def applied(self, report: dict[str, Any], *, ended: bool = False) -> dict[str, Any]:
-        """Return the report that the searcher receives; `ended`: it is the last report of its trial."""
-        if VIOLATION not in report:
-            return report
-        losses = {
-            each: float(value) if each.mode == "min" else -float(value)
-            for each in self._objectives
-            if is_finite(value := lookup(report, each.metric))
-        }
-        feasible = is_feasible(report)
-        for each, loss in losses.items() if ended else ():
-            for key in ((each, True), (each, False)) if feasible else ((each, False),):
-                low, high = self._ranges.get(key, (loss, loss))
-                self._ranges[key] = min(low, loss), max(high, loss)
-        if feasible or (not ended and math.isnan(report[VIOLATION])):
-            return report
-        excess = report[VIOLATION]
-        share = excess / (1 + excess) if math.isfinite(excess) else 1.0
-        return _replaced(report, {each: self._penalized(each, loss, share) for each, loss in losses.items()})
-
-    def _penalized(self, objective: Objective, loss: float, share: float) -> float:
-        whole = self._ranges.get((objective, False), (loss, loss))
-        low, high = self._ranges.get((objective, True), whole)
-        return high + share * ((high - low) or abs(high) or 1.0)
-
-
-def _replaced(report: Mapping[str, Any], losses: Mapping[Objective, float]) -> dict[str, Any]:
-    """Return the report with other losses, which `lookup` finds before nested values."""
-    return {**report, **{each.metric: loss if each.mode == "min" else -loss for each, loss in losses.items()}}

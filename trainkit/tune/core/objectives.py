@@ -11,6 +11,7 @@ from typing import Any
 
 from trainkit.errors import TuneArgumentError
 from trainkit.tune.core.checks import is_finite, is_name, is_number, require, require_one_of
+from trainkit.tune.core.constraints import is_feasible, violation_in
 from trainkit.tune.core.metrics import lookup
 from trainkit.tune.core.trial import Trial, TrialStatus
 
@@ -45,21 +46,6 @@ def objectives_of(metric: Any, mode: Any) -> tuple[Objective, ...]:
     return tuple(map(Objective, metric, mode))
 
 
-VIOLATION = "constraint_violation"
-"""Name of the value that each report of an experiment with constraints has: its violation of them."""
-
-
-def is_feasible(report: Mapping[str, Any]) -> bool:
-    """Return True if a report satisfies all constraints, as every report does without constraints."""
-    return bool(report.get(VIOLATION, 0) == 0)
-
-
-def violation_in(reports: Sequence[Mapping[str, Any]], scope: str = "last") -> float:
-    """Return the violation of a trial: of its last report, or the least of all reports; inf if unknown."""
-    found = [report.get(VIOLATION, 0.0) for report in (reports if scope == "all" else reports[-1:])]
-    return min((math.inf if math.isnan(each) else each for each in found), default=0.0)
-
-
 def require_both(metric: str | None, mode: str | None) -> None:
     """Raise an error if only a metric or only a mode is given, because both define the best trial.
 
@@ -88,6 +74,11 @@ def point_of(report: Mapping[str, Any], objectives: Sequence[Objective]) -> Poin
             return None
         point.append(-float(value) if objective.mode == "min" else float(value))
     return tuple(point) if all(map(math.isfinite, point)) else (-math.inf,) * len(point)
+
+
+def replaced(report: Mapping[str, Any], losses: Mapping[Objective, float]) -> dict[str, Any]:
+    """Return the report with other losses, which `lookup` finds before nested values."""
+    return {**report, **{each.metric: loss if each.mode == "min" else -loss for each, loss in losses.items()}}
 
 
 def dominates(one: Point, other: Point) -> bool:

@@ -15,8 +15,9 @@ from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.estimate import RunningTrial, remaining_s
 from trainkit.tune.controller.rules import INTERRUPTED
 from trainkit.tune.controller.state import Steering
+from trainkit.tune.core.constraints import VIOLATION
 from trainkit.tune.core.metrics import decode
-from trainkit.tune.core.objectives import NONE_BEST, NONE_FEASIBLE, VIOLATION
+from trainkit.tune.core.objectives import NONE_BEST, NONE_FEASIBLE
 from trainkit.tune.core.trial import STATES, Trial, TrialStatus, state_of
 from trainkit.tune.results.reading import metric_and_mode
 from trainkit.tune.schedulers.base import in_words

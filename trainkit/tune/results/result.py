@@ -14,9 +14,10 @@ import trainkit.errors
 from trainkit.errors import ExperimentNotFoundError, MetricError, TrialError
 from trainkit.tune.core.checkpoint import Checkpoint
 from trainkit.tune.core.checks import load, pandas_frame
+from trainkit.tune.core.constraints import is_feasible, violation_in
 from trainkit.tune.core.lineage import Stretch, lineage
 from trainkit.tune.core.metrics import flatten, lookup
-from trainkit.tune.core.objectives import best_row, is_feasible, spread_of, violation_in
+from trainkit.tune.core.objectives import best_row, spread_of
 from trainkit.tune.core.stoppers import AUTOMATIC, missing_metric
 from trainkit.tune.core.trial import Attempt, Failure, Trial, TrialStatus
 from trainkit.tune.display import Table, infeasible_words, pairs_text

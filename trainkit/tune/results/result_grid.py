@@ -14,6 +14,7 @@ from trainkit.errors import ConfigError, MetricError
 from trainkit.registry import loaded
 from trainkit.tune.controller.rules import missing_metric
 from trainkit.tune.core.checks import is_finite, load, pandas_frame
+from trainkit.tune.core.constraints import violation_in
 from trainkit.tune.core.lineage import Exchange
 from trainkit.tune.core.metrics import first_line, flatten, lookup
 from trainkit.tune.core.objectives import (
@@ -23,7 +24,6 @@ from trainkit.tune.core.objectives import (
     objectives_of,
     point_of,
     trial_score,
-    violation_in,
     what_is_best,
 )
 from trainkit.tune.core.trial import TrialStatus

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.tune.core.checks import is_mapping
-from trainkit.tune.core.constraints import ranked_last
+from trainkit.tune.core.constraints import VIOLATION
 from trainkit.tune.core.metrics import storing_problem
-from trainkit.tune.core.objectives import VIOLATION, Objective
+from trainkit.tune.core.objectives import Objective, replaced
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.schedulers.base import CONTINUE, Decision, Donor, TrialScheduler, Verdict
 
@@ -146,6 +146,18 @@ class CheckedScheduler:
             raise error
         about = f" for {told_of}" if told_of else ""
         raise ConfigError(f"{self.name}.{what} raised {type(error).__name__}{about}: {error}") from error
+
+
+FAR = 1e200
+"""Loss of an infeasible report for schedulers, per unit of 1 + violation; no usual loss is as large."""
+
+
+def ranked_last(report: Mapping[str, Any], objectives: Sequence[Objective]) -> Mapping[str, Any]:
+    """Return a report for schedulers: an infeasible report gets values that are worse than all others."""
+    violation = report.get(VIOLATION, 0.0)
+    if not violation > 0:  # an unknown violation, which is NaN, is not judged
+        return report
+    return replaced(report, dict.fromkeys(objectives, FAR * (1 + violation)))
 
 
 # --- checks of an answer: each returns the error and its fix, or None ------------------------------

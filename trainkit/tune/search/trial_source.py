@@ -13,6 +13,7 @@ A restore repeats the checks and rejections, and so creates the same trials.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,10 +21,10 @@ from functools import partial
 from typing import Any
 
 from trainkit.errors import ConfigError, message_of
-from trainkit.tune.core.checks import meant
-from trainkit.tune.core.constraints import Penalties
-from trainkit.tune.core.metrics import flatten, merge_dicts
-from trainkit.tune.core.objectives import Objective
+from trainkit.tune.core.checks import is_finite, meant
+from trainkit.tune.core.constraints import VIOLATION, is_feasible
+from trainkit.tune.core.metrics import flatten, lookup, merge_dicts
+from trainkit.tune.core.objectives import Objective, replaced
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.seeds import addition_generator, suggestion_generator
 from trainkit.tune.core.setting_names import setting
@@ -78,6 +79,47 @@ class Additions:
     def take(self) -> None:
         """Remove the first configuration, which now has a trial."""
         self.waiting.popleft()
+
+
+class Penalties:
+    """Losses for searchers that know no constraints: an infeasible report gets a worse loss than its own.
+
+    Its loss is the worst feasible loss of the ended trials, plus a part of the range of feasible losses that
+    grows with the violation. Until a trial is feasible, the losses of all ended trials count.
+
+    Args:
+        objectives: the searcher's objectives.
+    """
+
+    def __init__(self, objectives: Sequence[Objective]) -> None:
+        self._objectives = objectives
+        self._ranges: dict[tuple[Objective, bool], tuple[float, float]] = {}
+        """Least and largest loss of ended trials, by objective; True: of feasible trials, False: of all."""
+
+    def applied(self, report: dict[str, Any], *, ended: bool = False) -> dict[str, Any]:
+        """Return the report that the searcher receives; `ended`: it is the last report of its trial."""
+        if VIOLATION not in report:
+            return report
+        losses = {
+            each: float(value) if each.mode == "min" else -float(value)
+            for each in self._objectives
+            if is_finite(value := lookup(report, each.metric))
+        }
+        feasible = is_feasible(report)
+        for each, loss in losses.items() if ended else ():
+            for key in ((each, True), (each, False)) if feasible else ((each, False),):
+                low, high = self._ranges.get(key, (loss, loss))
+                self._ranges[key] = min(low, loss), max(high, loss)
+        if feasible or (not ended and math.isnan(report[VIOLATION])):
+            return report
+        excess = report[VIOLATION]
+        share = excess / (1 + excess) if math.isfinite(excess) else 1.0
+        return replaced(report, {each: self._penalized(each, loss, share) for each, loss in losses.items()})
+
+    def _penalized(self, objective: Objective, loss: float, share: float) -> float:
+        whole = self._ranges.get((objective, False), (loss, loss))
+        low, high = self._ranges.get((objective, True), whole)
+        return high + share * ((high - low) or abs(high) or 1.0)
 
 
 class TrialSource:

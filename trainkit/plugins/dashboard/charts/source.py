@@ -13,7 +13,8 @@ from trainkit.plugins.dashboard.charts.figures import Scored
 from trainkit.plugins.dashboard.charts.parameter_figures import Parameter
 from trainkit.plugins.integrations.hyperparameters import Hyperparameter, hyperparameters_of
 from trainkit.tune.core.checks import require_one_of
-from trainkit.tune.core.objectives import VIOLATION, Objective, front_of
+from trainkit.tune.core.constraints import VIOLATION
+from trainkit.tune.core.objectives import Objective, front_of
 from trainkit.tune.results.reading import known_objectives, metric_and_mode
 from trainkit.tune.results.result_grid import ResultGrid
 

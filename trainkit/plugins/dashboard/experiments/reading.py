@@ -22,8 +22,8 @@ from trainkit.clock import SYSTEM
 from trainkit.errors import MetricError
 from trainkit.plugins.dashboard.experiments.rungs import CAME, JUDGED
 from trainkit.tune.core.checks import is_finite
+from trainkit.tune.core.constraints import VIOLATION
 from trainkit.tune.core.metrics import decode, encode, flatten, without_objects
-from trainkit.tune.core.objectives import VIOLATION
 from trainkit.tune.core.trial import TrialStatus
 from trainkit.tune.display import infeasible_words
 from trainkit.tune.results.overview import FINITE, VALUE, LogReader, experiments_in, paths
