@@ -22,7 +22,7 @@ from trainkit.tune.search.model_based import ModelBasedSearcher
 from trainkit.tune.search.optuna import samplers
 from trainkit.tune.search.optuna.samplers import without_repeated_messages
 from trainkit.tune.search.optuna.spaces import OptunaForm, Params, form_of
-from trainkit.tune.search.optuna.study import KnownTrial, LazyStudy
+from trainkit.tune.search.optuna.study import CONSTRAINT, KnownTrial, LazyStudy
 from trainkit.tune.space.serialization import encode_config, holds_opaque
 
 if TYPE_CHECKING:
@@ -102,8 +102,6 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         self._storage = storage
         self._cut_short: set[str] = set()
         """Trials that the scheduler has stopped early, or has paused."""
-        self._last_excesses: dict[str, dict[str, float]] = {}
-        """Attributes for the constraints in the last report of each trial that has not ended."""
         self._said: set[str] = set()
         """Warnings of the sampler that were already logged."""
 
@@ -176,7 +174,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
             try:
                 config = self.form.suggest(trial, suggestion_generator(*place))
             except BaseException:
-                self._study.tell(trial_id, *self._outcome(trial_id, None), {}, {})
+                self._study.tell(trial_id, *self._outcome(trial_id, None), {})
                 raise
         self._study.settle(trial_id)
         return config
@@ -189,33 +187,28 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         # gets no result, and the next draw gets a new seed. Other samplers count their suggestions, so each
         # suggestion needs a result.
         answer = None if samplers.follows_from_trials(self._suggester) else result
-        marks = self._excesses(answer)
-        self._study.reject(trial_id, *self._outcome(trial_id, answer), self._looked_at(answer), marks)
+        self._study.reject(trial_id, *self._outcome(trial_id, answer), self._looked_at(answer))
 
     def _looked_at(self, result: dict[str, Any] | None) -> dict[str, float]:
-        """Return a report's numbers if the sampler has a `constraints_func`; otherwise {}, so that less is
-        written.
+        """Return a report's numbers if the sampler has a `constraints_func`, and the excesses over limits.
+
+        Other numbers are left out, so that less is written.
         """
-        return reported_numbers(result or {}) if samplers.constraints_of(self._suggester) else {}
+        read = samplers.constraints_of(self._suggester) is not None
+        return (reported_numbers(result or {}) if read else {}) | self._excesses(result)
+
+    def _excesses(self, result: dict[str, Any] | None) -> dict[str, float]:
+        """Return the excess over each limit, from -1 to 1, because Optuna needs finite values."""
+        found: dict[str, float] = {}
+        for each in self.constraints if self.heeds_constraints else ():
+            value = number_of(result or {}, each.metric)
+            excess = max(-1e9, min(math.inf if value is None else each.excess(value), 1e9))
+            found[f"{CONSTRAINT}{each}"] = excess / (1 + abs(excess))
+        return found
 
     @property
     def heeds_constraints(self) -> bool:
         return samplers.heeds_constraints(self._suggester)
-
-    def _excesses(self, result: Mapping[str, Any] | None) -> dict[str, float]:
-        """Return Optuna's trial attributes for the experiment's constraints; positive values are violations.
-
-        Optuna needs finite values, so that excesses are mapped to the range from -1 to 1.
-        """
-        found: dict[str, float] = {}
-        if result is None or not self.heeds_constraints:
-            return found
-        for each in self.constraints:
-            value = number_of(result, each.metric)
-            excess = math.inf if value is None else each.excess(value)
-            bounded = math.copysign(1.0, excess) if math.isinf(excess) else excess / (1 + abs(excess))
-            found[f"constraints:{each}"] = bounded
-        return found
 
     def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
@@ -233,12 +226,11 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         # A report shows that the trial is running, for example because a restore started the trial again.
         self._cut_short.discard(trial_id)
-        self._last_excesses[trial_id] = self._excesses(result)
         if len(self._aims) > 1:
             return  # Optuna accepts no reports for several objectives.
         value, step = lookup(result, self._aims[0].metric), result.get("training_iteration")
         if trial_id not in self._left_out and is_number(value) and is_whole(step):
-            self._study.report(trial_id, float(value), int(step or 0))
+            self._study.report(trial_id, float(value), int(step or 0), self._excesses(result))
 
     def on_trial_decision(self, trial_id: str, result: dict[str, Any], decision: Decision) -> None:
         if decision.verdict is Verdict.STOP and decision.reason.get("rule") != "max_t":
@@ -246,7 +238,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
 
     def on_pause(self, trial_id: str) -> None:
         self._cut_short.add(trial_id)
-        self._study.pause(trial_id, self._last_excesses.get(trial_id, {}))
+        self._study.pause(trial_id)
 
     def on_unpause(self, trial_id: str) -> None:
         self._cut_short.discard(trial_id)
@@ -258,8 +250,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         if trial_id in self._left_out:
             return
         state, values = self._outcome(trial_id, None if error else result or {})
-        self._last_excesses.pop(trial_id, None)
-        self._study.tell(trial_id, state, values, self._looked_at(result), self._excesses(result))
+        self._study.tell(trial_id, state, values, self._looked_at(result))
 
     def _outcome(
         self, trial_id: str, result: Mapping[str, Any] | None

@@ -92,6 +92,9 @@ def _pruned(trial: FrozenTrial) -> FrozenTrial:
     return seen
 
 
+CONSTRAINT = "constraints:"
+"""Prefix of Optuna's own attributes with the values of constraints; positive values are violations."""
+
 MARK = "trainkit_trial"
 """Name of the attribute in which Optuna's trial stores its trainkit id, so that a restore finds the trial."""
 
@@ -107,7 +110,8 @@ class KnownTrial:
         state: state of the trial in Optuna's terms; None if the trial is running.
         values: values of the metrics at the trial's end.
         marks: trial attributes by which the sampler accepts a trial that it did not suggest.
-        attributes: numbers of the trial's last report, if the sampler reads them.
+        attributes: numbers of the trial's last report that the sampler reads; names with the prefix
+            `CONSTRAINT` belong to the experiment's constraints.
     """
 
     trial_id: str
@@ -213,25 +217,19 @@ class LazyStudy:
 
     # --- results ----------------------------------------------------------------------------------
 
-    def report(self, trial_id: str, value: float, step: int) -> None:
+    def report(self, trial_id: str, value: float, step: int, attributes: Mapping[str, float]) -> None:
         """Record a trial's report of `value`; a reporting trial is no longer paused."""
         self._paused.discard(trial_id)
         if self._study is None:
             self._known[trial_id].reports[step] = value
+            self._known[trial_id].attributes = attributes
         elif not self._trial(trial_id).state.is_finished():
+            self._write(trial_id, attributes)
             self._storage.set_trial_intermediate_value(self._place(trial_id), step, value)
 
-    def pause(self, trial_id: str, marks: Mapping[str, float]) -> None:
-        """Mark a trial as paused; until it resumes, samplers may see it as pruned, with the given marks."""
+    def pause(self, trial_id: str) -> None:
+        """Mark a trial as paused; until it resumes, samplers may see it as pruned."""
         self._paused.add(trial_id)
-        if self._study is None:
-            self._known[trial_id].marks.update(marks)
-        elif marks and not self._trial(trial_id).state.is_finished():
-            self._mark(trial_id, marks)
-
-    def _mark(self, trial_id: str, marks: Mapping[str, float]) -> None:
-        for name, value in marks.items():
-            self._storage.set_trial_system_attr(self._place(trial_id), name, value)
 
     def unpause(self, trial_id: str) -> None:
         """Mark a paused trial as running."""
@@ -241,27 +239,20 @@ class LazyStudy:
         return {self._numbers[each] for each in self._paused if each in self._numbers}
 
     def tell(
-        self,
-        trial_id: str,
-        state: TrialState,
-        values: list[float] | None,
-        attributes: Mapping[str, float],
-        marks: Mapping[str, float],
+        self, trial_id: str, state: TrialState, values: list[float] | None, attributes: Mapping[str, float]
     ) -> None:
         """Record the end of a trial. If the trial was run again after its end, its second end becomes an
         additional trial of the study.
 
-        The sampler may read the trial's attributes, for example in a `constraints_func`. The marks are
-        Optuna's own attributes for constraints.
+        The sampler may read the trial's attributes, for example in a `constraints_func`.
         """
         self._paused.discard(trial_id)
         if self._study is None:
             known = self._known[trial_id]
             if known.state is None:
                 known.state, known.values, known.attributes = state, values, attributes
-                known.marks.update(marks)
             else:
-                again = (known.params, dict(known.reports), state, values, dict(marks))
+                again = (known.params, dict(known.reports), state, values)
                 self.add(KnownTrial(trial_id, *again, attributes=attributes))
             return
         if self._told[trial_id]:
@@ -269,11 +260,9 @@ class LazyStudy:
             return
         trial = self._trial(trial_id)
         if trial.state.is_finished():
-            params = trial.params, trial.distributions
-            again = (params, trial.intermediate_values, state, values, dict(marks))
+            again = ((trial.params, trial.distributions), trial.intermediate_values, state, values)
             self.add(KnownTrial(trial_id, *again, attributes=attributes))
         else:
-            self._mark(trial_id, marks)
             self._end(self._study, trial_id, state, values, attributes)
 
     def _end(
@@ -284,22 +273,22 @@ class LazyStudy:
         values: list[float] | None,
         attributes: Mapping[str, float],
     ) -> None:
-        for name, value in attributes.items():
-            self._storage.set_trial_user_attr(self._place(trial_id), name, value)
+        self._write(trial_id, attributes)
         study.tell(self._numbers[trial_id], values, state)
 
+    def _write(self, trial_id: str, attributes: Mapping[str, float]) -> None:
+        for name, value in attributes.items():
+            own = name.startswith(CONSTRAINT)
+            write = self._storage.set_trial_system_attr if own else self._storage.set_trial_user_attr
+            write(self._place(trial_id), name, value)
+
     def reject(
-        self,
-        trial_id: str,
-        state: TrialState,
-        values: list[float] | None,
-        attributes: Mapping[str, float],
-        marks: Mapping[str, float],
+        self, trial_id: str, state: TrialState, values: list[float] | None, attributes: Mapping[str, float]
     ) -> None:
         """Mark the newest trial as rejected, because a later trial will have the same trainkit id."""
         if self._study is not None and self._given is not None:
             self._storage.set_trial_user_attr(self._place(trial_id), MARK, f"rejected for {trial_id}")
-        self.tell(trial_id, state, values, attributes, marks)
+        self.tell(trial_id, state, values, attributes)
 
     def _trial(self, trial_id: str) -> FrozenTrial:
         return self._storage.get_trial(self._place(trial_id))
@@ -349,7 +338,6 @@ class LazyStudy:
                 continue
             self._numbers[known.trial_id] = trial.number
             if known.state is not None and not trial.state.is_finished():
-                self._mark(known.trial_id, known.marks)
                 self._end(study, known.trial_id, known.state, known.values, known.attributes)
         self._backlog.clear()
         self._known.clear()
@@ -383,11 +371,13 @@ class LazyStudy:
             params=params,
             distributions=distributions,
             intermediate_values=known.reports,
-            user_attrs={**known.attributes, **({MARK: known.trial_id} if self._given is not None else {})},
+            user_attrs={MARK: known.trial_id} if self._given is not None else {},
             system_attrs=known.marks,
         )
         # The finished trial is written directly to the storage, so the sampler is not notified of the end and
         # can't add the values of its constraints.
+        for name, value in known.attributes.items():
+            (trial.system_attrs if name.startswith(CONSTRAINT) else trial.user_attrs)[name] = value
         if known.attributes:
             trial.system_attrs |= samplers.constraint_marks(self._sampler, trial)
         created = self._storage.create_new_trial(self._study_id, template_trial=trial)
