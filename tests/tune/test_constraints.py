@@ -280,6 +280,15 @@ def test_the_best_report_of_a_trial_is_a_feasible_report(fit):
     assert "TERMINATED, infeasible" in repr(grid)
 
 
+def test_an_exported_study_knows_which_trials_are_feasible():
+    grid = simulated("random", "none", 3, num_samples=40)
+    study = grid.to_optuna()
+    assert study.best_trial.user_attrs["trial_id"] == grid.get_best_result().trial_id
+    assert [trial.constraints["constraint_violation"] <= 0 for trial in study.trials] == [
+        result.feasible for result in grid
+    ]
+
+
 # --- what users are told --------------------------------------------------------------------------
 
 

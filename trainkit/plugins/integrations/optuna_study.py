@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit.errors import MissingDependencyError
 from trainkit.plugins.integrations.hyperparameters import Hyperparameter, hyperparameters_of
 from trainkit.tune.core.checks import is_finite, is_number, load, require_one_of
+from trainkit.tune.core.constraints import VIOLATION
 from trainkit.tune.core.metrics import lookup
 from trainkit.tune.core.objectives import Objective, trial_score
 from trainkit.tune.core.stoppers import reported_numbers
@@ -76,6 +77,7 @@ def optuna_trials(
     parameters = hyperparameters_of([result.config for result in results], space)
     distributions = {each.name: distribution_of(each, module.distributions) for each in parameters}
     histories, stops, times = dict(reader.histories()), reader.stops(), reader.times()
+    limited = any(VIOLATION in (result.metrics or {}) for result in results)
     trials = []
     for place, result in enumerate(results):
         history = histories.get(result.trial_id, [])
@@ -102,7 +104,8 @@ def optuna_trials(
                     "reason": result.reason,
                     **_last_values(result, objectives),
                 },
-                system_attrs={},
+                # Optuna's name for a constraint, by which a study finds its best feasible trial.
+                system_attrs={f"constraints:{VIOLATION}": min(result.violation, 1e9)} if limited else {},
                 # Optuna stores no intermediate values for several objectives.
                 intermediate_values={} if len(values) > 1 else _intermediate(history, objectives[0].metric),
             )
