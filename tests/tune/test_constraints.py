@@ -28,6 +28,7 @@ from trainkit.tune.schedulers import (
 )
 from trainkit.tune.schedulers.checked import FAR, ranked_last
 from trainkit.tune.search import (
+    BasicVariantGenerator,
     BayesOptSearch,
     ConcurrencyLimiter,
     GaussianProcessSearch,
@@ -154,7 +155,7 @@ def test_a_searcher_without_constraints_gets_the_worst_feasible_loss_and_more():
 # --- searches -------------------------------------------------------------------------------------
 
 SEARCHERS = {
-    "random": lambda: None,
+    "random": BasicVariantGenerator,
     "gp": GaussianProcessSearch,
     "auto": lambda: "auto",
     "limited": lambda: ConcurrencyLimiter(GaussianProcessSearch(), 2),
