@@ -26,7 +26,8 @@ from trainkit.tune.schedulers import (
     ParetoScheduler,
     PopulationBasedTraining,
 )
-from trainkit.tune.schedulers.checked import FAR, ranked_last
+from trainkit.tune.schedulers.base import FAR
+from trainkit.tune.schedulers.checked import ranked_last
 from trainkit.tune.search import (
     BasicVariantGenerator,
     BayesOptSearch,

@@ -31,6 +31,7 @@ from threadpoolctl import threadpool_limits
 from trainkit.errors import SpaceError, TuneArgumentError
 from trainkit.tune.core.checks import is_finite, is_number, is_whole, load
 from trainkit.tune.core.setting_names import setting
+from trainkit.tune.schedulers.base import FAR
 from trainkit.tune.schedulers.pbt.explore import (
     Operations,
     completed,
@@ -530,13 +531,13 @@ class PB2(PopulationBasedTraining):
 
     def judge(self, member: Member, intervals: int, score: float) -> None:
         begun, rounds = self._begun.get(member.trial_id), intervals - member.intervals
-        if begun is not None and rounds > 0 and score > -math.inf and self._numbers:
+        if begun is not None and rounds > 0 and score > -FAR and self._numbers:
             before, x = begun
             self._bandit.learn(Choice(member.intervals, before, x), (score - before) / rounds)
         super().judge(member, intervals, score)
         self._offers.pop(member.trial_id, None)
         x_now = self._point(member.config)
-        self._begun[member.trial_id] = None if x_now is None or score == -math.inf else (score, x_now)
+        self._begun[member.trial_id] = None if x_now is None or score <= -FAR else (score, x_now)
 
     def on_trial_change(self, trial_id: str, config: Mapping[str, Any], donor: str | None = None) -> None:
         super().on_trial_change(trial_id, config, donor)
@@ -561,7 +562,7 @@ class PB2(PopulationBasedTraining):
         self._refused = False
         config, operations = super().explore(donor, receiver)
         x, score = self._point(config), self._members[donor].score
-        if x is not None and score is not None and score > -math.inf:
+        if x is not None and score is not None and score > -FAR:
             offer = Choice(self._members[donor].intervals, score, x)
             self._offers.setdefault(receiver, {})[donor] = offer
         return config, operations

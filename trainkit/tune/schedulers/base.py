@@ -72,6 +72,10 @@ def in_words(reason: Facts) -> str:
         return _listed(reason)
 
 
+FAR = 1e200
+"""Loss of an infeasible report for schedulers, per unit of 1 + violation; no usual loss is as large."""
+
+
 def number_words(value: Any) -> str:
     """Return a number with six significant digits, or 'no score' for None."""
     return f"{value:.6g}" if isinstance(value, float) else "no score" if value is None else str(value)

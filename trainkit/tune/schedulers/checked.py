@@ -11,7 +11,7 @@ from trainkit.tune.core.constraints import VIOLATION
 from trainkit.tune.core.metrics import storing_problem
 from trainkit.tune.core.objectives import Objective, replaced
 from trainkit.tune.core.resources import PlacementGroupFactory
-from trainkit.tune.schedulers.base import CONTINUE, Decision, Donor, TrialScheduler, Verdict
+from trainkit.tune.schedulers.base import CONTINUE, FAR, Decision, Donor, TrialScheduler, Verdict
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -146,10 +146,6 @@ class CheckedScheduler:
             raise error
         about = f" for {told_of}" if told_of else ""
         raise ConfigError(f"{self.name}.{what} raised {type(error).__name__}{about}: {error}") from error
-
-
-FAR = 1e200
-"""Loss of an infeasible report for schedulers, per unit of 1 + violation; no usual loss is as large."""
 
 
 def ranked_last(report: Mapping[str, Any], objectives: Sequence[Objective]) -> Mapping[str, Any]:
