@@ -91,6 +91,58 @@ SNAPSHOT = """
             print(json.loads(Path("saved/checkpoint.json").read_text())["global_step"], flush=True)
 """
 
+MOMENTS = """
+    import json, os, signal, sys, time, torch
+    from pathlib import Path
+    from torch import nn
+    from torch.utils.data import DataLoader
+    from trainkit.train import TorchTrainer, TrainingOperator
+
+    class Line(TrainingOperator):
+        def setup(self, config):
+            self.moment, self.driver = config["moment"], config["driver"]
+            model = nn.Linear(1, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+            scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, self.factor)
+            self.register(
+                models=model, optimizers=optimizer, schedulers=scheduler, criterion=nn.MSELoss()
+            )
+            data = [(torch.tensor([float(x)]), torch.tensor([0.0])) for x in range(20)]
+            self.register_data(train_loader=DataLoader(data, 2))
+
+        def factor(self, epoch):
+            self.interrupt("end", self.global_step)
+            return 1.0
+
+        def train_batch(self, batch, info):
+            result = super().train_batch(batch, info)
+            Path(f"made{self.world_rank}").write_text(str(self.global_step + 1))
+            self.interrupt("first", self.global_step == 5)
+            return result
+
+        def state_dict(self):
+            self.interrupt("snapshot", self.global_step)
+            return {}
+
+        def interrupt(self, moment, is_there):
+            if moment == self.moment and is_there and self.world_rank == 0 and not Path("sent").exists():
+                Path("sent").touch()
+                os.kill(self.driver, signal.SIGTERM)
+                time.sleep(0.5)
+
+    if __name__ == "__main__":
+        config = {"driver": os.getpid(), "moment": sys.argv[1]}
+        how = {"num_workers": 2, "use_gpu": False, "scheduler_step_freq": "epoch"}
+        trainer = TorchTrainer(training_operator_cls=Line, config=config, **how)
+        try:
+            trainer.train()
+            trainer.train()
+            print("trained", flush=True)
+        finally:
+            trainer.save("saved")
+            print(json.loads(Path("saved/checkpoint.json").read_text())["global_step"], flush=True)
+"""
+
 STEPS = """
     import os, sys, time, torch
     import torch.distributed as dist
@@ -206,6 +258,20 @@ def test_a_signal_during_a_snapshot_is_heeded(programs: Programs, worker: str) -
     assert program.returncode == 128 + signal.SIGTERM, err
     saved = (programs.folder / "sent").read_text() if worker == "lives" else "0"
     assert out == f"{saved}\n", err
+    assert programs.nothing_is_left(120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("moment", "least"), [("end", 5), ("snapshot", 5), ("first", 6)])
+def test_a_signal_at_the_end_or_at_the_begin_of_an_epoch_loses_no_step(
+    programs: Programs, moment: str, least: int
+) -> None:
+    program = programs.begin(MOMENTS, moment)
+    out, err = program.communicate(timeout=300)
+    assert program.returncode == 128 + signal.SIGTERM, err
+    made = [int((programs.folder / f"made{rank}").read_text()) for rank in (0, 1)]
+    assert least <= made[0] == made[1] < 10
+    assert out == f"{made[0]}\n", err
     assert programs.nothing_is_left(120)
 
 

@@ -144,9 +144,12 @@ class CheckpointFolder:
         held = {name: each for name, each in self._metrics.items() if name in known}
         self._metrics = {**held, checkpoint.name: {**held.get(checkpoint.name, {}), **entries}}
         aside = self.path / f".{_METRICS}.partial"
-        aside.write_text(json.dumps(self._metrics, indent=2) + "\n")
-        sync(aside)
-        aside.replace(self.path / _METRICS)
+        try:
+            aside.write_text(json.dumps(self._metrics, indent=2) + "\n")
+            sync(aside)
+            aside.replace(self.path / _METRICS)
+        finally:
+            aside.unlink(missing_ok=True)  # a signal may end the program here
 
     def _read_metrics(self) -> dict[str, dict[str, Any]]:
         file = self.path / _METRICS

@@ -177,15 +177,16 @@ class ElasticWorkerGroup:
                 self._rest()
                 at_rest, plan = False, self._pause_plan(keeps=keeps)
                 results = self._call(replace(call, method="go_on", args=(plan,), name=call.name))
+            at_rest, known = True, self._taken
+            if keeps:
+                self._undisturbed(self._take_snapshot)
         except (SystemExit, KeyboardInterrupt):
-            if at_rest and self._taken > known:  # the snapshot of this pause is complete
+            if at_rest and self._taken > known:  # the snapshot of these steps is complete
                 self._interrupt(call.name)
-            elif at_rest or self._group.paused:
+            elif at_rest or (self._group.ended is None and not self._keeps_nothing()):
                 self._end_paused(call.name)
             raise
-        if keeps:
-            self._take_snapshot()
-        else:
+        if not keeps:
             self._note(call)
         return results
 
@@ -208,23 +209,25 @@ class ElasticWorkerGroup:
 
     def _rest(self) -> None:
         """Take a snapshot in a pause, and write it as a checkpoint if a checkpoint is due."""
-        before = self._taken
-        # A signal ends the epoch only after the snapshot, because the steps since the last snapshot would
-        # otherwise be lost.
-        handler = signals.InterruptHandler()
-        try:
-            with handler:
-                began = SYSTEM.monotonic()
-                if not self._keeps_nothing():
-                    self._take_snapshot(in_pause=True)
-                self._interval_s = interval_s(SYSTEM.monotonic() - began)
-        finally:
-            handler.act()  # this also runs if a worker has died during the snapshot
+        before, began = self._taken, SYSTEM.monotonic()
+        if not self._keeps_nothing():
+            self._undisturbed(partial(self._take_snapshot, in_pause=True))
+        self._interval_s = interval_s(SYSTEM.monotonic() - began)
         if (checkpoints := self._checkpoints) is not None:
             progress = self._call(_PROGRESS)[0]
             if checkpoints.is_due(progress[1]):
                 copied = self._keeps_nothing() or self._taken > before
                 self._save_automatically(checkpoints, progress, copies=copied)
+
+    @staticmethod
+    def _undisturbed(take: Callable[[], None]) -> None:
+        """Take a snapshot; a signal acts after it, as the steps since the last snapshot would be lost."""
+        handler = signals.InterruptHandler()
+        try:
+            with handler:
+                take()
+        finally:
+            handler.act()  # this also runs if a worker has died during the snapshot
 
     def end_epoch(self, metrics: Mapping[str, Any]) -> None:
         """Write the automatic checkpoint of the end of a training epoch with these metrics."""

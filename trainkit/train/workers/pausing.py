@@ -102,7 +102,7 @@ class PausePage:
     pause.
     """
     ready = _Cell(2)
-    """1 while the workers run steps after which they can pause, else 0."""
+    """1 once the workers have run a step after which they could pause, else 0."""
     stop = _Cell(3)
     """Number of the first call of `StopVote.answer` whose answer is True; 0 before a signal."""
     calls = _Cell(4)
@@ -189,8 +189,8 @@ class PauseRule:
         """True if pauses every n steps are planned."""
         return self._due_step < float("inf")
 
-    def end(self) -> None:
-        """End an epoch."""
+    def forbid(self) -> None:
+        """Begin an epoch that can't pause, so that no signal waits for a pause."""
         if self._page is not None:
             self._page.ready = False
 

@@ -176,6 +176,8 @@ class Worker(GroupMember):
         """
         self._abandon()
         if dataset is not None:
+            if self._rule is not None:
+                self._rule.forbid()
             with self._instead(dataset):
                 return self._train(num_steps, info, profile)
         if plan is None or self._rule is None or not self._rule.can_pause(plan):
@@ -192,7 +194,6 @@ class Worker(GroupMember):
         if result is None:
             return Paused(self._operator.global_step)
         self._running = None
-        self._rule.end()
         return result
 
     def _pause(self, done: int | None) -> None:

@@ -76,7 +76,6 @@ class WorkerGroup(Generic[M]):
         data: kinds of data that the operators have registered, "train" or "validation"; empty before the
             start.
         asked: name of the trainer's method that the user has called, for messages.
-        paused: True if the workers wait because they have finished their step after Ctrl-C or SIGTERM.
         can_stop: True if Ctrl-C is passed on to the workers, so that their code can clean up.
         is_end: function that returns True for an error that is the expected end of a worker, such as its exit
             after a script.
@@ -92,7 +91,7 @@ class WorkerGroup(Generic[M]):
         self.started = False
         self.data: frozenset[str] = frozenset()
         self.asked = "TorchTrainer"
-        self.can_stop = self.paused = False
+        self.can_stop = False
         self.is_end: Callable[[BaseException], bool] = lambda _: False
         self._options = options
         self._local = member() if options.use_local else None
@@ -279,8 +278,7 @@ class WorkerGroup(Generic[M]):
         except BaseException:  # a second signal arrived
             self._end(f"{self.asked}() was interrupted twice")
             raise
-        self.paused = not outcome.failed
-        return self.paused
+        return not outcome.failed
 
     def _stop_calls(self, calls: dict[Any, int]) -> None:
         """Interrupt calls; wait until all workers' code has cleaned up and their processes have ended.
