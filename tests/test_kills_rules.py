@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.kills import checks, plan, processes, state
-from benchmarks.kills.cycle import Record
+from benchmarks.kills.cycle import Record, may_leave_files
 from benchmarks.kills.findings import Findings
 from benchmarks.kills.job import Job
 from benchmarks.kills.parts import ASKED, KILLED, PARTS
@@ -56,6 +56,24 @@ def test_requests_come_in_every_phase_to_the_program_and_to_all_of_its_processes
         for fault in ("term", "usr1", "usr2")
     }
     assert all(strike.asks == (strike.target != plan.WORKER) for _, strike in strikes)
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "is_complete", "may"),
+    [
+        (plan.JOB, -9, True, True),  # the program had completed, but not ended its session
+        (plan.JOB, 143, True, False),
+        (plan.NODE, 0, True, False),
+        (plan.NODE, 1, False, True),
+        (plan.DRIVER, -9, True, False),
+        (plan.DRIVER, -9, False, False),
+    ],
+)
+def test_files_may_stay_only_if_no_process_could_remove_them(
+    target: str, code: int, is_complete: bool, may: bool
+) -> None:
+    strike = plan.Strike(target, "kill", True, 0.1, 0.1, 0.5)
+    assert may_leave_files([strike], code, {} if is_complete else None) is may
 
 
 # --- the checks -------------------------------------------------------------------------------------

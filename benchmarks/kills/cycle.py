@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -240,7 +240,8 @@ class Stage:
         """Note what is left behind after a run.
 
         Args:
-            strict: False if files may stay until the next session starts, because the node was killed too.
+            strict: False if files may stay until the next session starts, because the node was killed too, or
+                every process was.
         """
         stays = self.part.detached and self.job.outcome() is None
         spared = (processes.WORKER_PREFIX, "trainkit-") if stays else ()
@@ -419,6 +420,15 @@ def _overload() -> float:
     return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
+def may_leave_files(struck: Sequence[Strike], code: int, outcome: Any) -> bool:
+    """Return True if no process that could remove files has survived the faults of a run.
+
+    A program that has completed ends its session itself, unless SIGKILL ends the program meanwhile.
+    """
+    nodes = any(each.target in (plan.NODE, plan.GROUP, plan.JOB) for each in struck)
+    return nodes and (outcome is None or code == -signal.SIGKILL)
+
+
 def run(part: Part, cycle: Cycle, folder: Path, expected: Any, over: threading.Event, start: Start) -> Record:
     """Run a cycle, and return its record.
 
@@ -476,10 +486,7 @@ def _until_complete(stage: Stage, strikes: list[Strike]) -> None:
         last = struck[-1] if struck else None
         if last is not None and last.asks and stage.acknowledged() > stage.before_last + stage.part.in_flight:
             stage.record.findings.ignored.append(str(last))
-        spared = {plan.NODE, plan.GROUP, plan.JOB}
-        stage.clean(
-            strict=stage.job.outcome() is not None or not any(each.target in spared for each in struck)
-        )
+        stage.clean(strict=not may_leave_files(struck, stage.record.codes[-1], stage.job.outcome()))
         if last is not None and last.phase and last.asks:
             stage.judge(last)
         if last is not None and last.target == FILES and stage.job.outcome() is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,11 @@ COMPILE_TIMEOUT_S = 200
 
 def newest(folder: Path) -> tuple[int, int]:
     """Return the epoch and the step of the newest complete checkpoint; (0, 0) if there is none."""
-    found = sorted(folder.glob("checkpoint_??????/checkpoint.json"))
-    if not found:
-        return 0, 0
-    state = json.loads(found[-1].read_text())
-    return state["epoch"], state["global_step"]
+    for file in sorted(folder.glob("checkpoint_??????/checkpoint.json"), reverse=True):
+        with contextlib.suppress(FileNotFoundError):  # its checkpoint was outdated, and deleted meanwhile
+            state = json.loads(file.read_text())
+            return state["epoch"], state["global_step"]
+    return 0, 0
 
 
 class Stepping(Curve):
