@@ -121,7 +121,7 @@ def begin(name: str, spec: SessionSpec) -> Engine:
             shutdown()
             found = start(name, spec)
         _current, _started = found, (name, spec)
-        if "near" in found.promises:
+        if {"near", "isolation"} <= found.promises:  # it has other processes, on this machine
             signals.tell_session(found.scratch_dir())
         signals.take_over(sigterm)
         atexit.register(shutdown)

@@ -37,6 +37,17 @@ def run_script(script: str, typed: str = "") -> str:
     return run_python("-c", script, input=typed, cwd=ROOT, env=own).stdout
 
 
+def test_a_session_makes_no_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed program would leave it behind."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    trainkit.init(engine="inline")
+    try:
+        assert trainkit.get(trainkit.remote(lambda: 1).remote()) == 1
+        assert not any(tmp_path.iterdir())
+    finally:
+        trainkit.shutdown()
+
+
 class Doctor:
     """Ends actors, its own among them, from within a call."""
 
