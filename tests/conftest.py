@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import getpass
 import itertools
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -67,6 +70,12 @@ PRELOADS = {
 THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """What numerical libraries read when they are loaded: how many threads they compute with."""
 
+FOLDERS = "TRAINKIT_TEST_FOLDERS"
+"""The folders of a run, which processes of xdist inherit."""
+
+OWN_FILES = ("trainkit-inline-", "trainkit-sklearn-")
+"""Beginnings of the names of temporary files that must not outlive their test."""
+
 RUN = "TRAINKIT_TEST_RUN"
 """What this run starts inherits it, so that another run's processes are not taken for ours."""
 
@@ -122,16 +131,50 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Its sessions and what their workers print are kept apart from the user's own, and from another run's.
-    folder = tempfile.TemporaryDirectory(prefix="trainkit-test-")
-    config.add_cleanup(folder.cleanup)
-    os.environ["TRAINKIT_RUNTIME_DIR"] = folder.name
+    folder, rays = _own_folders(config)
+    os.environ["TRAINKIT_RUNTIME_DIR"] = folder
     os.environ["TRAINKIT_DEDUP_LOGS"] = "0"  # tests that watch what is printed count the lines
-    os.environ["TRAINKIT_LOG_DIR"] = f"{folder.name}/logs"
+    os.environ["TRAINKIT_LOG_DIR"] = f"{folder}/logs"
     # Ray notes the latest cluster in its folder, and a program that names none connects to it: what one
-    # process of the run starts is not for the others. The path is short, as Ray's sockets lie below it.
-    rays = tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True)
-    config.add_cleanup(rays.cleanup)
-    os.environ["RAY_TMPDIR"] = rays.name
+    # process of the run starts is not for the others.
+    os.environ["RAY_TMPDIR"] = rays
+    # Killed programs and libraries leave temporary files. Kept are only caches, and the folders of pytest.
+    before = tempfile.gettempdir()
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", before)
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{before}/torchinductor_{getpass.getuser()}")
+    os.environ["TMPDIR"] = f"{folder}/tmp"
+    os.mkdir(os.environ["TMPDIR"])
+    tempfile.tempdir = None
+
+
+def _own_folders(config: pytest.Config) -> list[str]:
+    """Return this process's folder for all temporary files, and one for Ray.
+
+    Processes of xdist use folders within those of the process that has started them. That process removes
+    everything when they have ended, as xdist kills one that takes too long to end.
+    """
+    if hasattr(config, "workerinput"):
+        own = [os.path.join(each, config.workerinput["workerid"]) for each in os.environ[FOLDERS].split(":")]
+        for each in own:
+            os.mkdir(each)
+        return own
+    # The paths are short, as sockets lie below them.
+    made = [tempfile.mkdtemp(prefix="trainkit-test-"), tempfile.mkdtemp(prefix="ray", dir="/tmp")]
+    for each in made:
+        config.add_cleanup(functools.partial(_remove, each))
+    os.environ[FOLDERS] = ":".join(made)
+    return made
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder, into which processes that are about to end may still write."""
+
+    def is_gone() -> bool:
+        shutil.rmtree(folder, ignore_errors=True)
+        return not os.path.exists(folder)
+
+    if not eventually(is_gone, 20):
+        raise OSError(f"{folder} can't be removed: {list(Path(folder).rglob('*'))}")
 
 
 def wanted_tiers(config: pytest.Config) -> list[str]:
@@ -461,10 +504,16 @@ def same_chances(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(seeds, "fresh_seed", lambda: chances.randrange(2**32))
 
 
+def temporary_files() -> set[str]:
+    """Return the names of trainkit's own files among this process's temporary files."""
+    return {name for name in os.listdir(os.environ["TMPDIR"]) if name.startswith(OWN_FILES)}
+
+
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
-    """A test leaves no session, process or thread that was not there before; a session's own may stay."""
+    """A test leaves no session, process, thread or file that was not there before; a session's may stay."""
     processes, threads, initialized = children(), set(threading.enumerate()), trainkit.is_initialized()
+    files = temporary_files()
     yield
     if trainkit.is_initialized():
         if not initialized:
@@ -478,3 +527,4 @@ def no_leaks() -> Iterator[None]:
 
     assert eventually(lambda: children() <= processes), f"left running: {children() - processes}"
     assert eventually(lambda: not new_threads()), f"left running: {new_threads()}"
+    assert eventually(lambda: temporary_files() <= files), f"left behind: {temporary_files() - files}"
