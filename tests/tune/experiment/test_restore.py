@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import re
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,13 @@ def test_the_users_own_folders_survive_a_restore(fit, restore):
     restore(trainable)
     left = {path.name for path in Path(grid[0].path).iterdir() if path.is_dir()}
     assert left == {"checkpoint_best", ".checkpoint_old", "checkpoint_12"}  # the last is a name of ours
+
+
+def test_a_trials_folder_instead_of_the_experiments_names_the_experiments(fit):
+    found = fit(lambda config: {"loss": 1.0})[0]
+    above = re.escape(str(Path(found.path).parent))
+    with pytest.raises(StoreError, match=rf"give the folder of the experiment, which is {above}$"):
+        tune.Tuner.restore(found.path, lambda config: {"loss": 1.0})
 
 
 def test_what_was_set_holds_for_a_second_fit_of_one_tuner(fit, tmp_path):

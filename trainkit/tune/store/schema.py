@@ -122,6 +122,13 @@ def create_database(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def not_found(folder: Path) -> ExperimentNotFoundError:
+    """Return the error for a folder without an experiment file."""
+    above = folder.parent
+    right = f"the experiment, which is {above}" if (above / FILENAME).exists() else "an experiment"
+    return ExperimentNotFoundError(f"{folder} has no {FILENAME}: give the folder of {right}")
+
+
 def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
     """Open an existing experiment file, after checks that trainkit wrote it and that it is undamaged.
 
@@ -134,7 +141,7 @@ def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
         StoreError: the file is missing, damaged, not written by trainkit, or of an unsupported version.
     """
     if not path.exists():
-        raise ExperimentNotFoundError(f"{path.parent} has no {path.name}: give the folder of an experiment")
+        raise not_found(path.parent)
     connection = None
     try:
         mode = "ro" if read_only else "rw"

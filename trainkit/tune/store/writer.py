@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from trainkit.errors import ConfigError, ExperimentNotFoundError, StoreError
+from trainkit.errors import ConfigError, StoreError
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.checkpoint import advice
 from trainkit.tune.core.metrics import encode, storable_text
@@ -20,7 +20,7 @@ from trainkit.tune.core.setting_names import already_there, how_to_resume, setti
 from trainkit.tune.space.serialization import encode_config
 from trainkit.tune.store.ownership import Ownership, make_private
 from trainkit.tune.store.reader import ExperimentReader
-from trainkit.tune.store.schema import FILENAME, create_database, open_database
+from trainkit.tune.store.schema import FILENAME, create_database, not_found, open_database
 
 logger = logging.getLogger("trainkit.tune")
 
@@ -110,7 +110,7 @@ class ExperimentStore:
                 it.
         """
         if not (folder / FILENAME).exists():
-            raise ExperimentNotFoundError(f"{folder} has no {FILENAME}: give the folder of an experiment")
+            raise not_found(folder)
         ownership = Ownership(folder)
         try:
             return cls(folder, open_database(folder / FILENAME, read_only=False), ownership)
