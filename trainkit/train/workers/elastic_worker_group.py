@@ -178,16 +178,13 @@ class ElasticWorkerGroup:
                 at_rest, plan = False, self._pause_plan(keeps=keeps)
                 results = self._call(replace(call, method="go_on", args=(plan,), name=call.name))
             at_rest, known = True, self._taken
-            if keeps:
-                self._undisturbed(self._take_snapshot)
+            self._undisturbed(self._take_snapshot if keeps else partial(self._note, call))
         except (SystemExit, KeyboardInterrupt):
             if at_rest and self._taken > known:  # the snapshot of these steps is complete
                 self._interrupt(call.name)
             elif at_rest or (self._group.ended is None and not self._keeps_nothing()):
                 self._end_paused(call.name)
             raise
-        if not keeps:
-            self._note(call)
         return results
 
     def _end_paused(self, what: str) -> None:
@@ -221,7 +218,7 @@ class ElasticWorkerGroup:
 
     @staticmethod
     def _undisturbed(take: Callable[[], None]) -> None:
-        """Take a snapshot; a signal acts after it, as the steps since the last snapshot would be lost."""
+        """Take a snapshot. A signal acts after it, as otherwise the steps before it would be lost."""
         handler = signals.InterruptHandler()
         try:
             with handler:
