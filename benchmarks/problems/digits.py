@@ -6,7 +6,6 @@ Making the table takes about a minute of CPU, once. Then every search replays it
 from __future__ import annotations
 
 import os
-import tempfile
 import warnings
 from pathlib import Path
 
@@ -25,8 +24,10 @@ def table() -> np.ndarray:
     """Return the share of wrongly classified test digits, by configuration and pass."""
     import sklearn
 
-    path = Path(tempfile.gettempdir(), f"trainkit-digits-{FORM}-{sklearn.__version__}-{os.getuid()}.npy")
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "trainkit-benchmarks")
+    path = caches / f"digits-{FORM}-{sklearn.__version__}.npy"
     if not path.exists():
+        caches.mkdir(parents=True, exist_ok=True)
         aside = path.with_suffix(f".{os.getpid()}.npy")
         np.save(aside, _built())
         os.replace(aside, path)
