@@ -43,6 +43,7 @@ FOLDERS = {
     "plugins/gaussian_process": "model",
     "plugins/integrations": "unit",
     "plugins/launch": "external",
+    "plugins/learned_stopping": "unit",
     "plugins/lightning": "external",
     "plugins/median": "unit",
     "plugins/pb2": "unit",

@@ -24,6 +24,7 @@ SCHEDULERS: dict[str, tuple[Callable[[], sch.TrialScheduler], set[str]]] = {
         {"rung", "max_t"},
     ),
     "hyperband": (lambda: sch.HyperBandScheduler(max_t=LAST), {"rung", "milestone", "max_t"}),
+    "learned": (lambda: sch.ASHAScheduler(max_t=LAST, grace_period="learned"), {"learned", "max_t"}),
     "median": (lambda: sch.MedianStoppingRule(**ITERATION, grace_period=1), {"median"}),
     "median, soft": (
         lambda: sch.MedianStoppingRule(**ITERATION, grace_period=1, hard_stop=False, min_time_slice=1),

@@ -51,6 +51,7 @@ PLUGINS = {
     "gaussian_process": Limit(640, 600, slack=60),
     "integrations": Limit(1_505, 1_200, slack=60),
     "launch": Limit(810, 800, slack=60),
+    "learned_stopping": Limit(240, 240, slack=60),
     "lightning": Limit(1_155, 1_100, slack=60),
     "median": Limit(265, 260, slack=60),
     "pb2": Limit(355, 350, slack=60),

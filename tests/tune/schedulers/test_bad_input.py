@@ -42,6 +42,8 @@ ALL: dict[str, Callable[[], sch.TrialScheduler]] = {
         synch=True,
     ),
     "PB2": lambda: sch.PB2("training_iteration", perturbation_interval=6, hyperparam_bounds={"x": [0, 1]}),
+    "learned": lambda: sch.LearnedStopping(max_t=9),
+    "learned grace": lambda: sch.ASHAScheduler(max_t=9, grace_period="learned"),
     "median": lambda: sch.MedianStoppingRule("training_iteration", grace_period=2),
     "median in turns": lambda: sch.MedianStoppingRule(
         "training_iteration", grace_period=2, min_time_slice=2, hard_stop=False
@@ -69,6 +71,8 @@ RULES: dict[str, set[str]] = {
     "PBT": {"population", "exploit", "turn"},
     "synchronous PBT": {"barrier", "exploit", "turn"},
     "PB2": {"population", "exploit", "turn"},
+    "learned": {"learned", "max_t"},
+    "learned grace": {"learned", "max_t"},
     "median": {"median"},
     "median in turns": {"median", "time slice", "losers last"},
     "resources": {"resources", "rung", "max_t"},

@@ -1,6 +1,7 @@
 from trainkit.plugins.compat.resource_changing import (
     ResourceChangingScheduler as ResourceChangingScheduler,
 )
+from trainkit.plugins.learned_stopping.scheduler import LearnedStopping as LearnedStopping
 from trainkit.plugins.median.scheduler import MedianStoppingRule as MedianStoppingRule
 from trainkit.plugins.pb2.scheduler import PB2 as PB2
 from trainkit.tune.schedulers.async_hyperband import ASHAScheduler as ASHAScheduler

@@ -18,15 +18,21 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainkit.errors import ConfigError
+from trainkit.registry import loaded
 from trainkit.tune.core.checks import is_whole, require_number
 from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, TrialScheduler, Verdict
 from trainkit.tune.schedulers.halving import bracket_count, bracket_sizes, rung_levels
 from trainkit.tune.schedulers.rungs import PromotionRung, Rung
 
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
 FORMS = ("stopping", "promotion")
+LEARNED = "learned"
+"""The grace period that leaves all decisions to the scheduler with the name "auto"."""
 
 
 @dataclass(slots=True)
@@ -75,7 +81,8 @@ class ASHAScheduler(TrialScheduler):
         metric: name of the reported value to judge trials by; None: the TuneConfig's metric.
         mode: "min" or "max"; None: the TuneConfig's mode.
         max_t: a trial ends when `time_attr` reaches this value.
-        grace_period: the first rung; no trial is judged before this value of `time_attr`.
+        grace_period: the first rung; no trial is judged before this value of `time_attr`. "learned":
+            `LearnedStopping` judges the trials instead of rungs, and `reduction_factor` has no effect.
         reduction_factor: eta; one trial in eta continues at each rung.
         brackets: number of different first rungs.
         stop_last_trials: False lets trials run on past `max_t`.
@@ -95,7 +102,7 @@ class ASHAScheduler(TrialScheduler):
         metric: str | None = None,
         mode: str | None = None,
         max_t: float = 100,
-        grace_period: float = 1,
+        grace_period: float | str = 1,
         reduction_factor: float = 4,
         brackets: int = 1,
         stop_last_trials: bool = True,
@@ -109,11 +116,21 @@ class ASHAScheduler(TrialScheduler):
         if finish not in (True, False) or (finish and type != "promotion"):
             raise ConfigError(f"finish must be False, or True with type='promotion', not {finish!r}")
         require_number("max_t", max_t, "a number above 0", above=0)
-        require_number("grace_period", grace_period, "a number above 0", above=0)
-        if grace_period > max_t:
+        first: Any = grace_period
+        self._learned: TrialScheduler | None = None
+        if grace_period == LEARNED:
+            if (type, brackets, stop_last_trials) != ("stopping", 1, True):
+                raise ConfigError(
+                    f"grace_period={LEARNED!r} supports neither promotion, brackets nor "
+                    "stop_last_trials=False: leave these arguments out"
+                )
+            self._learned = loaded("trainkit.schedulers", "auto")(time_attr, metric, mode, max_t)
+            first = max_t
+        require_number("grace_period", first, f"a number above 0, or {LEARNED!r}", above=0)
+        if first > max_t:
             raise ConfigError(f"grace_period={grace_period} is above max_t={max_t}: reduce grace_period")
         require_number("reduction_factor", reduction_factor, "a number above 1, such as 4", above=1)
-        rungs = bracket_count(grace_period, max_t, reduction_factor)
+        rungs = bracket_count(first, max_t, reduction_factor)
         if not is_whole(brackets) or not 1 <= brackets <= rungs:
             raise ConfigError(
                 f"brackets must be from 1 to {rungs}, not {brackets!r}: grace_period={grace_period}, "
@@ -127,7 +144,7 @@ class ASHAScheduler(TrialScheduler):
         self.type = type
         self.finish = finish
         # The last level, max_t, gets no rung, because trials end at max_t without a comparison.
-        levels = [rung_levels(grace_period, max_t, reduction_factor, b)[:-1] for b in range(brackets)]
+        levels = [rung_levels(first, max_t, reduction_factor, b)[:-1] for b in range(brackets)]
         kind = Rung if type == "stopping" else PromotionRung
         self._rungs = [[kind(level, reduction_factor) for level in each] for each in levels]
         self._levels = levels
@@ -136,7 +153,7 @@ class ASHAScheduler(TrialScheduler):
             (rung for each in self._rungs for rung in each if isinstance(rung, PromotionRung)),
             key=lambda rung: -rung.level,
         )
-        sizes = bracket_sizes(grace_period, max_t, reduction_factor)[:brackets]
+        sizes = bracket_sizes(first, max_t, reduction_factor)[:brackets]
         self._shares = [upto / sum(sizes) for upto in accumulate(sizes)]
         self._progress: dict[str, _Progress] = {}
         self._under_way: set[str] = set()
@@ -144,7 +161,20 @@ class ASHAScheduler(TrialScheduler):
         """Largest resource reached by a cleanly ended trial; infinity once a trial reached `max_t`."""
         self.late_reports = 0
 
+    def set_search_properties(
+        self, metric: str | None, mode: str | None, rng: Generator, total_samples: int | None = None
+    ) -> None:
+        super().set_search_properties(metric, mode, rng, total_samples)
+        if self._learned is not None:
+            self._learned.set_search_properties(metric, mode, rng, total_samples)
+
+    @property
+    def first_judgement(self) -> float | None:
+        return None if self._learned is None else 0.0
+
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
+        if self._learned is not None:
+            self._learned.on_trial_add(trial_id, config)
         bracket = 0
         if self.brackets > 1:
             if self.rng is None:
@@ -158,6 +188,8 @@ class ASHAScheduler(TrialScheduler):
         return self._progress[trial_id].bracket
 
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
+        if self._learned is not None:
+            return self._learned.decide(trial_id, time, score)
         progress = self._progress[trial_id]
         if progress.stopped:
             self.late_reports += 1
@@ -267,6 +299,8 @@ class ASHAScheduler(TrialScheduler):
         return {**self._facts(progress, rung, rank), "rule": "not chosen", **due}
 
     def on_trial_complete(self, trial_id: str) -> None:
+        if self._learned is not None:
+            self._learned.on_trial_complete(trial_id)
         progress = self._progress[trial_id]
         self._through = max(self._through, progress.reached)
         self._end(trial_id, progress)

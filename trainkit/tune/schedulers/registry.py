@@ -38,7 +38,10 @@ def load_words(description: Mapping[str, Any] | None) -> None:
     if description is not None:
         SCHEDULERS.find(description["class"])
         arguments = description["arguments"]
-        load_words(arguments.get("base_scheduler") if isinstance(arguments, Mapping) else None)
+        arguments = arguments if isinstance(arguments, Mapping) else {}
+        load_words(arguments.get("base_scheduler"))
+        if arguments.get("grace_period") == "learned":
+            SCHEDULERS.find("auto")
 
 
 def described_scheduler(description: Mapping[str, Any]) -> TrialScheduler | None:

@@ -1,0 +1,1 @@
+"""The scheduler `LearnedStopping`, which learns from complete trials which trials to stop."""
