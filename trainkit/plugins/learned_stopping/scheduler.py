@@ -49,7 +49,7 @@ class LearnedStopping(TrialScheduler):
         metric: str | None = None,
         mode: str | None = None,
         max_t: float | None = None,
-        complete_trials: int = 4,
+        complete_trials: int = 3,
         chance: float = 0.3,
     ) -> None:
         super().__init__(time_attr, metric, mode)
