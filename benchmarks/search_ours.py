@@ -67,6 +67,7 @@ SIDES: dict[str, Side] = {
         from_scratch=True,
     ),
     "median": Side(_median),
+    "learned stopping": Side(sch.LearnedStopping),
     "Optuna TPE": Side(sch.FIFOScheduler, lambda: tune.search.OptunaSearch()),
     "Optuna TPE + ASHA": Side(
         sch.ASHAScheduler, lambda: tune.search.OptunaSearch(), arguments=_ASHA | {"brackets": 5}
@@ -79,14 +80,14 @@ SIDES: dict[str, Side] = {
 }
 
 
-def digits_stream(seed: int) -> list[int]:
-    """Return the order in which the configurations of the table are tried."""
-    return np.random.default_rng(seed).permutation(digits.CONFIGURATIONS).tolist()
+def stream(seed: int, size: int = digits.CONFIGURATIONS) -> list[int]:
+    """Return the order in which the configurations of a table are tried."""
+    return np.random.default_rng(seed).permutation(size).tolist()
 
 
-def run_digits(name: str, seed: int, errors: np.ndarray, *, units: float, workers: int = 1) -> list[Seen]:
+def run_table(name: str, seed: int, errors: np.ndarray, *, units: float, workers: int = 1) -> list[Seen]:
     """Search the table `errors` for the time in which each worker could do `units` full trainings."""
-    best, last = float(errors[:, -1].min()), digits.PASSES
+    best, last = float(errors[:, -1].min()), errors.shape[1]
 
     def objective(config: Mapping[str, Any], training_iteration: int, rng: np.random.Generator) -> dict:
         del rng
@@ -95,7 +96,7 @@ def run_digits(name: str, seed: int, errors: np.ndarray, *, units: float, worker
 
     results = tune.simulate(
         objective,
-        param_space={"row": tune.grid_search(digits_stream(seed))},
+        param_space={"row": tune.grid_search(stream(seed, len(errors)))},
         tune_config=tune.TuneConfig(
             metric="error", mode="min", **SIDES[name].made("training_iteration", last)
         ),

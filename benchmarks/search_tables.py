@@ -64,6 +64,8 @@ def tables() -> dict[str, Table]:
                 ),
             ],
         ),
+        "boosting": _curves("boosting"),
+        "network": _curves("network"),
         "ones-8": _ones(8, (5, 10, 20, 40, 60), reference.ONES_8),
         "ones-16": _ones(16, (5, 10, 20, 40), reference.ONES_16),
         "toy": Table(
@@ -102,8 +104,25 @@ def _digits() -> Table:
             row("ASHA, promotion", ["Ray ASHA", "promotion ASHA, published rule", halving], every),
             row("HyperBand", ["Hyperband, published sizes", "Optuna HyperbandPruner"]),
             row("median", ["median rule", "Optuna MedianPruner"]),
+            _learned(search_work.digits),
         ],
     )
+
+
+def _learned(work: Callable[[str, int], list[float]]) -> Row:
+    """Return the row of learned stopping, compared with our other schedulers on the same streams."""
+    others = {
+        "no stopping": "random",
+        "our ASHA, stopping": "ASHA, stopping",
+        "our ASHA, promotion": "ASHA, promotion",
+    }
+    paired = {label: partial(work, name) for label, name in others.items()}
+    return Row("learned stopping", partial(work, "learned stopping"), paired=paired)
+
+
+def _curves(name: str) -> Table:
+    title = f"{name} table, regret after so much work"
+    return Table(title, search_work.DIGITS_POINTS, {}, [_learned(partial(search_work.crossing, name))])
 
 
 def _ones(d: int, points: Sequence[float], peers: Mapping[str, Mapping[float, Cell]]) -> Table:

@@ -9,6 +9,7 @@ import numpy as np
 
 from benchmarks import search_ours, search_peers, search_populations
 from benchmarks.incumbents import regrets
+from benchmarks.problems import curves
 from benchmarks.problems import digits as problem
 
 DIGITS_POINTS = (3, 5, 10, 20)
@@ -23,18 +24,24 @@ def _table() -> np.ndarray:
 
 def digits(name: str, seed: int) -> list[float]:
     """Return the regret of one of our algorithms on the digits table."""
-    return regrets(search_ours.run_digits(name, seed, _table(), units=DIGITS_POINTS[-1]), DIGITS_POINTS)
+    return regrets(search_ours.run_table(name, seed, _table(), units=DIGITS_POINTS[-1]), DIGITS_POINTS)
+
+
+def crossing(table: str, name: str, seed: int) -> list[float]:
+    """Return the regret of one of our algorithms on a table of `curves`."""
+    seen = search_ours.run_table(name, seed, curves.table(table), units=DIGITS_POINTS[-1])
+    return regrets(seen, DIGITS_POINTS)
 
 
 def rule_digits(name: str, seed: int) -> list[float]:
     """Return the regret of another library's stopping rule on the digits table, with the same stream."""
-    stream = search_ours.digits_stream(seed)
+    stream = search_ours.stream(seed)
     return regrets(search_peers.run_digits(name, stream, _table(), DIGITS_POINTS[-1]), DIGITS_POINTS)
 
 
 def digits_by_workers(name: str, seed: int) -> list[float]:
     """Return the regret for each number of workers, after the time of five full trainings."""
-    runs = [search_ours.run_digits(name, seed, _table(), units=5, workers=workers) for workers in WORKERS]
+    runs = [search_ours.run_table(name, seed, _table(), units=5, workers=workers) for workers in WORKERS]
     return [regrets(run, [5])[0] for run in runs]
 
 
