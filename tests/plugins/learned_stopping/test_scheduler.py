@@ -33,7 +33,9 @@ def search(objective: Any, scheduler: Any = "auto", samples: int = 40, **setting
     return tune.simulate(
         objective,
         {"x": tune.uniform(0, 1)},
-        tune.TuneConfig(metric="loss", mode="min", num_samples=samples, scheduler=scheduler),
+        tune.TuneConfig(
+            metric="loss", mode="min", num_samples=samples, search_alg="random", scheduler=scheduler
+        ),
         **{"workers": 1, "seed": 3, **settings},
     )
 
