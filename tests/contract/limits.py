@@ -157,6 +157,7 @@ SMALL_FILES: dict[str, str] = {
     "trainkit/train/torch/worker.py": "runs in a worker, where trial.py runs in the trial's process",
     "trainkit/train/workers/formation.py": "needs torch, which the launcher of scripts does without",
     "trainkit/cli/main.py": "the entry point of the installed command, which no other file may import",
+    "trainkit/plugins/gaussian_process/curves.py": "estimates of results, which the searcher is not about",
 }
 """Small files with one importer that stand by themselves for a reason: file -> reason."""
 

@@ -15,11 +15,13 @@ from threadpoolctl import ThreadpoolController
 
 from trainkit.plugins.gaussian_process.acquisition import proposals
 from trainkit.plugins.gaussian_process.constraints import Feasibility, excesses_of
+from trainkit.plugins.gaussian_process.curves import Curves
 from trainkit.plugins.gaussian_process.earlier import Earlier, plain_sources
 from trainkit.plugins.gaussian_process.encoding import Encoding, Floats, encoding_of
 from trainkit.plugins.gaussian_process.initial import initial_row, is_initial, random_rows
 from trainkit.plugins.gaussian_process.model import process_of, thinned
 from trainkit.tune.core.seeds import suggestion_generator
+from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.search.model_based import RefittedSearcher
 
 if TYPE_CHECKING:
@@ -64,9 +66,9 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
 
     A list of three or more numbers counts as ordered. A failed trial and NaN count as the worst result. A
     running trial counts as if it had the result that the model expects. If a scheduler stops or pauses a
-    trial, its last report is its result. Of more than 150 results, the model uses the best 75, the latest 25
-    and 50 others that are far apart. Suggestion n depends only on the seed, on n, and on the results and
-    running trials at the time of the suggestion.
+    trial, its result is estimated: it is expected to change as the complete trials changed. Of more than
+    150 results, the model uses the best 75, the latest 25 and 50 others that are far apart. Suggestion n
+    depends only on the seed, on n, and on the results and running trials at the time of the suggestion.
 
     Sources: Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006; Hvarfner, Hellsten, Nardi,
     "Vanilla Bayesian Optimization Performs Great in High Dimensions", ICML 2024; Ament et al., "Unexpected
@@ -126,7 +128,7 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
         known = [(name, row, loss) for name, (row, loss) in self._known.items() if loss is not None]
         if len(known) > CONSIDERED:
             known = [known[place] for place in thinned([loss for *_, loss in known], CONSIDERED)]
-        losses = [loss for *_, loss in known]
+        losses = self._curves.ends({name: loss for name, _, loss in known})
         number = self._number - len(self._to_run)  # the user's points come first
         # The model would repeat a rejected suggestion, so the next row is random.
         if not self._redraws:
@@ -141,6 +143,17 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
             else:
                 yield from self._proposals([name for name, *_ in known], rows, losses, rng)
         yield from random_rows(self.form, rng)
+
+    @cached_property
+    def _curves(self) -> Curves:
+        return Curves(self.metric, self.mode)
+
+    def on_trial_decision(self, trial_id: str, result: dict[str, Any], decision: Decision) -> None:
+        self._curves.decide(trial_id, decision)
+
+    def on_unpause(self, trial_id: str) -> None:
+        self._curves.resume(trial_id)
+        super().on_unpause(trial_id)
 
     def _first_rows(self, number: int, rows: Floats, losses: list[float], rng: Generator) -> Floats | None:
         if self._earlier is None:
@@ -178,6 +191,7 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
         return {}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        self._curves.add(trial_id, result)
         if self.constraints:
             self._excesses[trial_id] = excesses_of(result, self.constraints)
         super().on_trial_result(trial_id, result)
