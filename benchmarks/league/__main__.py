@@ -31,8 +31,9 @@ from benchmarks.rows import Report, Row, parser
 PEERS = Path(__file__).with_name("peers.txt")
 RECORD = Path(__file__).parents[1] / "records" / "league.json"
 OURS: dict[str, dict[str, Any]] = {
-    "trainkit": {"search_alg": "auto"},
+    "trainkit": {},
     "trainkit random": {"search_alg": "random", "scheduler": None},
+    "trainkit stopping": {"scheduler": "auto"},
 }
 """Our methods, each with its further arguments of TuneConfig."""
 DEAR = {"Optuna GP": 5, "SMAC": 5, "Syne Tune": 5, "Ax": 5}
@@ -96,8 +97,8 @@ def is_curves(problem: str) -> bool:
 
 def runs(method: str, problem: str) -> bool:
     """Return True if the method has a default for such a problem."""
-    if method == "Optuna Hyperband":
-        return is_curves(problem)  # a pruner without reports changes nothing
+    if method in {"Optuna Hyperband", "trainkit stopping"}:
+        return is_curves(problem)  # without reports, nothing can be stopped
     if method in {"Ax", "Syne Tune"} and problem == "learners":
         return False  # no conditional parameters
     return problem in EXAMPLES or method not in FEW

@@ -30,17 +30,29 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
+def _range(counts: Sequence[int]) -> str:
+    least, most = min(counts), max(counts)
+    return str(most) if least == most else f"{least} to {most}"
+
+
 def standings(stage: Mapping[str, Any]) -> str:
     """Return the table of mean ranks and geometric means."""
     points = points_of(stage)
     ranks = {point: record.ranks(stage, point) for point in points}
     means = {point: record.geometric_means(stage, point) for point in points}
     names = sorted(ranks[points[-1]], key=means[points[-1]].__getitem__)
-    head = ["method", *(f"rank at {point}" for point in points), *(f"regret at {point}" for point in points)]
+    every = [stage["cells"][problem]["methods"] for problem in record.complete(stage)]
+    seeds = {name: [methods[name]["seeds"] for methods in every] for name in names}
+    head = [
+        "method",
+        "seeds",
+        *(f"rank at {point}" for point in points),
+        *(f"regret at {point}" for point in points),
+    ]
     return _table(
         head,
         [
-            [name, *(f"{ranks[point][name]:.2f}" for point in points)]
+            [name, _range(seeds[name]), *(f"{ranks[point][name]:.2f}" for point in points)]
             + [f"{means[point][name]:.3g}" for point in points]
             for name in names
         ],

@@ -270,11 +270,8 @@ class SyneTune:
         def domain(each: Mapping[str, Any]) -> Any:
             low, high, log = each["low"], each["high"], each["log"]
             if each["values"]:
-                return (
-                    cs.ordinal(each["values"], kind="equal")
-                    if _is_numeric(each)
-                    else cs.choice(each["values"])
-                )
+                values = _of_one_type(each["values"])
+                return cs.ordinal(values, kind="equal") if _is_numeric(each) else cs.choice(values)
             if each["integer"]:
                 return (cs.lograndint if log else cs.randint)(low, high)
             return (cs.loguniform if log else cs.uniform)(low, high)
