@@ -11,7 +11,8 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError, ExperimentNotFoundError
-from trainkit.plugins.gaussian_process.earlier import FIRST, plain_sources
+from trainkit.plugins.gaussian_process.earlier import FIRST
+from trainkit.plugins.gaussian_process.sources import plain_sources
 from trainkit.tune.search import ConcurrencyLimiter, GaussianProcessSearch
 from trainkit.tune.space.search_space import Space
 

@@ -75,7 +75,7 @@ class AutoSearch(SearcherWrapper):
         super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
 
     def learn_from(self, sources: Any, metric: str | None, mode: str | None) -> list[dict[str, Any]]:
-        from trainkit.plugins.gaussian_process.earlier import plain_sources
+        from trainkit.plugins.gaussian_process.sources import plain_sources
 
         self._sources = plain_sources(sources, metric, mode)
         return self._sources

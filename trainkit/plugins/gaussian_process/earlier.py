@@ -1,4 +1,4 @@
-"""Earlier experiments of similar problems: their data, the first configurations, and a prior mean.
+"""Models of earlier experiments of similar problems: the first configurations, and a prior mean.
 
 An earlier experiment, a source, is modelled by a Gaussian process over the parameters that it shares with the
 present space. Its losses are replaced by normal scores of their ranks, because losses of different problems
@@ -16,17 +16,13 @@ optimization", arXiv:1802.02219, for weights by the order of results.
 from __future__ import annotations
 
 import math
-import os
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainkit.errors import ConfigError
 from trainkit.plugins.gaussian_process.encoding import Encoding, Flags, Floats, ListCode
 from trainkit.plugins.gaussian_process.model import (
     IN_FIT,
@@ -39,10 +35,9 @@ from trainkit.plugins.gaussian_process.model import (
     representatives,
     standardized,
 )
+from trainkit.plugins.gaussian_process.sources import sources_with
 from trainkit.tune.core.checks import is_number
-from trainkit.tune.core.metrics import PLAIN_TYPES, as_scalar, flatten, lookup
 from trainkit.tune.core.seeds import initial_generator
-from trainkit.tune.results.result_grid import ResultGrid
 from trainkit.tune.space.domains import place_of
 from trainkit.tune.space.transforms import ChoiceCode
 
@@ -67,92 +62,6 @@ LEAST_TRUST = 0.3
 """Smallest agreement of a source with the results with which the portfolio goes on."""
 BELIEF = 1.0
 """Weight of the belief that a source is similar, against the differences that the results show."""
-
-
-Trial = tuple[Mapping[str, Any], float | None]
-"""Configuration of a trial by name of the parameter, and its value; None: the trial failed."""
-
-
-def plain_sources(sources: Any, metric: str | None, mode: str | None) -> list[dict[str, Any]]:
-    """Return earlier experiments as plain data, which the file of an experiment can keep.
-
-    Args:
-        sources: a list of experiments. Each is a folder, a `ResultGrid` or another list of results, a
-            DataFrame with a column for each parameter and for the metric, or the plain data of an experiment.
-        metric: name of the metric.
-        mode: "min" or "max", for sources that do not know the direction of `metric`.
-
-    Returns:
-        Dictionaries with the keys `name`, `mode`, `configs` (by name of the parameter) and `values`, in which
-        None belongs to a failed trial.
-
-    Raises:
-        ConfigError: a source is not an experiment, or no source reports the metric.
-        StoreError: a folder contains no experiment.
-    """
-    if isinstance(sources, (str, os.PathLike, ResultGrid)) or hasattr(sources, "columns"):
-        sources = [sources]
-    if metric is None or not isinstance(sources, Iterable) or isinstance(sources, Mapping):
-        raise ConfigError(
-            f"learn_from={sources!r}: give a list of folders, ResultGrids or DataFrames, and a single metric"
-        )
-    found = [_plain(each, metric, mode, f"source {number}") for number, each in enumerate(sources, 1)]
-    usable = [each for each in found if any(map(is_number, each["values"]))]
-    lost = ", ".join(each["name"] for each in found if each not in usable)
-    if not usable:
-        raise ConfigError(f"learn_from: no trial of {lost or 'an empty list'} reported {metric!r}")
-    if lost:
-        warnings.warn(f"learn_from: no trial of {lost} reported {metric!r}, so it is not used", stacklevel=2)
-    return usable
-
-
-def _plain(source: Any, metric: str, mode: str | None, name: str) -> dict[str, Any]:
-    if isinstance(source, Mapping) and "configs" in source:
-        return dict(source)
-    if isinstance(source, (str, os.PathLike)):
-        source, name = ResultGrid.from_path(source), os.fspath(source)
-    elif isinstance(source, ResultGrid):
-        name = source.experiment_path
-    trials: Iterable[Trial | None]
-    if hasattr(source, "columns"):
-        trials = map(partial(_of_record, metric), source.to_dict("records"))
-    elif isinstance(source, Iterable):
-        trials = map(partial(_of_trial, metric), source)
-    else:
-        raise ConfigError(f"learn_from: {source!r} is not a folder, a ResultGrid or a DataFrame")
-    if getattr(source, "metric", None) == metric:
-        mode = source.mode or mode
-    kept = [each for each in trials if each is not None]
-    return {
-        "name": name,
-        "mode": mode,
-        "configs": [_scalars(config) for config, _ in kept],
-        "values": [value for _, value in kept],
-    }
-
-
-def _of_trial(metric: str, trial: Any) -> Trial | None:
-    config, value = flatten(trial.config or {}), lookup(trial.metrics or {}, metric)
-    if trial.error is not None:
-        return config, None
-    # A trial that is not finished, and has no report, says nothing.
-    return (config, _finite(value)) if is_number(value) else None
-
-
-def _of_record(metric: str, record: Mapping[Any, Any]) -> Trial | None:
-    flat = {str(name): value for name, value in record.items()}
-    config = {name.removeprefix("config/"): each for name, each in flat.items() if name.startswith("config/")}
-    return config or {name: each for name, each in flat.items() if name != metric}, _finite(flat.get(metric))
-
-
-def _finite(value: Any) -> float | None:
-    return float(value) if is_number(value) and math.isfinite(value) else None
-
-
-def _scalars(config: Mapping[str, Any]) -> dict[str, Any]:
-    scalars = {name: as_scalar(value) for name, value in config.items()}
-    # A DataFrame has NaN where a configuration lacks a parameter.
-    return {name: each for name, each in scalars.items() if type(each) in PLAIN_TYPES and each == each}
 
 
 class _Source:
@@ -208,7 +117,7 @@ class Earlier:
 
     Args:
         encoding: encoding of the space.
-        sources: plain data of the experiments, from `plain_sources`.
+        sources: plain data of the experiments, from `sources.plain_sources`.
         mode: "min" or "max", for sources without a mode.
         seed: seed of the portfolio.
 
@@ -220,15 +129,8 @@ class Earlier:
         self, encoding: Encoding, sources: Sequence[Mapping[str, Any]], mode: str | None, seed: int
     ) -> None:
         self._encoding = encoding
-        useless = [
-            each["name"] for each in sources if not any(set(c) & set(encoding.codes) for c in each["configs"])
-        ]
-        if useless:
-            text = f"learn_from: {', '.join(useless)} shares no parameter with the space"
-            if len(useless) == len(sources):
-                raise ConfigError(f"{text}: give experiments with parameters of the same names")
-            warnings.warn(f"{text}, so it is not used", stacklevel=2)
-        self._sources = [_Source(encoding, each, mode) for each in sources if each["name"] not in useless]
+        shared = sources_with(encoding.codes, sources)
+        self._sources = [_Source(encoding, each, mode) for each in shared]
         tops = [
             each.rows[np.argsort(each.scores, kind="stable")[: BEST // len(self._sources) + 1]]
             for each in self._sources

@@ -16,10 +16,11 @@ from threadpoolctl import ThreadpoolController
 from trainkit.plugins.gaussian_process.acquisition import proposals
 from trainkit.plugins.gaussian_process.constraints import Feasibility, excesses_of
 from trainkit.plugins.gaussian_process.curves import Curves
-from trainkit.plugins.gaussian_process.earlier import Earlier, plain_sources
+from trainkit.plugins.gaussian_process.earlier import Earlier
 from trainkit.plugins.gaussian_process.encoding import Encoding, Floats, encoding_of
 from trainkit.plugins.gaussian_process.initial import initial_row, is_initial, random_rows
 from trainkit.plugins.gaussian_process.model import process_of, thinned
+from trainkit.plugins.gaussian_process.sources import plain_sources
 from trainkit.tune.core.seeds import suggestion_generator
 from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.search.model_based import RefittedSearcher
