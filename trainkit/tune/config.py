@@ -86,6 +86,7 @@ class TuneConfig(Settings):
             late or never.
         learn_from: earlier experiments of similar problems, from which the search learns where to begin: a
             list of folders, `ResultGrid`s, or DataFrames with a column for each parameter and for the metric.
+        priors: values that you believe to be near the best, such as {"lr": 1e-3}; the search begins there.
         constraints: limits of reported values, such as ["latency_ms <= 20", "eval/accuracy >= 0.9"]; a value
             equal to its limit is feasible, and NaN is not. A trial whose last report violates a constraint is
             never the best trial; searchers and schedulers rank it after all feasible trials.
@@ -110,6 +111,7 @@ class TuneConfig(Settings):
     allow_duplicates: bool = False
     strict_metric_checking: bool = True
     learn_from: Any = field(default=None, hash=False)
+    priors: Mapping[str, Any] | None = field(default=None, hash=False)
     constraints: Sequence[str] = ()
     chdir_to_trial_dir: bool | None = None
 
@@ -142,7 +144,8 @@ class TuneConfig(Settings):
             object.__setattr__(self, "search_alg", create_searcher(self.search_alg))
         if isinstance(self.scheduler, str):
             object.__setattr__(self, "scheduler", create_scheduler(self.scheduler))
-        if self.learn_from is not None and self.search_alg is None:
+        knows = self.learn_from is not None or bool(self.priors)
+        if knows and self.search_alg is None:
             object.__setattr__(self, "search_alg", create_searcher("auto"))
         require_kind("search_alg", self.search_alg, Searcher, "trainkit.tune.search.BasicVariantGenerator()")
         require_kind("scheduler", self.scheduler, TrialScheduler, "trainkit.tune.schedulers.ASHAScheduler()")
@@ -152,10 +155,10 @@ class TuneConfig(Settings):
             value = getattr(self, name)
             require(value is None or callable(value), f"{name}={value!r}: give a function of a trial")
 
-        if self.learn_from is not None:
+        if knows:
             # The sources are read now, and their data are stored, because they may change or go.
             searcher = called(copy.deepcopy(cast("Searcher", self.search_alg)))
-            plain = searcher.learn_from(self.learn_from, self.one_metric, self.one_mode)
+            plain = searcher.learn_from(self.learn_from, self.priors, self.one_metric, self.one_mode)
             object.__setattr__(self, "learn_from", plain)
 
     @property

@@ -39,7 +39,7 @@ def searched(number, sources, seed=0, of=loss, space=SPACE, mode="min", **argume
     """Return the configurations that a searcher suggests, one after the other."""
     searcher = GaussianProcessSearch(**arguments)
     if sources is not None:
-        searcher.learn_from(sources, "loss", mode)
+        searcher.learn_from(sources, None, "loss", mode)
     searcher.begin(Space.of(space), metric="loss", mode=mode, num_samples=number, seed=seed)
     configs = []
     for n in range(number):
@@ -131,7 +131,7 @@ def test_a_source_without_a_shared_parameter_is_left_out_with_a_warning():
 
 def test_other_searchers_say_which_searcher_learns():
     for searcher in ("random", ConcurrencyLimiter(tune.search.BasicVariantGenerator(), 2)):
-        with pytest.raises(ConfigError, match="does not support learn_from: leave search_alg out"):
+        with pytest.raises(ConfigError, match="does not support learn_from and priors: leave search_alg out"):
             tune.TuneConfig(metric="loss", mode="min", learn_from=drawn(3), search_alg=searcher)
 
 
@@ -225,7 +225,7 @@ def test_a_misleading_source_is_given_up():
 
 def test_the_portfolio_is_diverse():
     searcher = GaussianProcessSearch()
-    searcher.learn_from(drawn(60), "loss", "min")
+    searcher.learn_from(drawn(60), None, "loss", "min")
     searcher.begin(Space.of(SPACE), metric="loss", mode="min", num_samples=FIRST, seed=0)
     configs = [searcher.suggest(f"t{n}") for n in range(FIRST)]  # all run at once
     assert len({(config["lr"], config["width"]) for config in configs}) == FIRST

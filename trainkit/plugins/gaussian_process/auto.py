@@ -48,7 +48,8 @@ class AutoSearch(SearcherWrapper):
         super().__init__(BasicVariantGenerator(points, random_state=seed))
         require_whole("num_samples", num_samples, -1, optional=True)
         self._points, self._seed, self._first_samples = points, seed, num_samples
-        self._sources: list[dict[str, Any]] = []
+        self._sources: list[dict[str, Any]] | None = None
+        self._priors: Mapping[str, Any] = {}
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -65,19 +66,24 @@ class AutoSearch(SearcherWrapper):
             from trainkit.plugins.gaussian_process.search import FirstDrawn, GaussianProcessSearch
 
             first = num_samples if self._first_samples is None else self._first_samples
-            made = FirstDrawn if first == 1 and not self._sources else GaussianProcessSearch
+            knows = bool(self._sources or self._priors)
+            made = FirstDrawn if first == 1 and not knows else GaussianProcessSearch
             self.searcher = made(points_to_evaluate=self._points, seed=self._seed)
             self._inner = called(self.searcher)
-            if self._sources:
-                self._inner.learn_from(self._sources, metric, mode)
-        elif self._sources:
-            raise ConfigError("learn_from needs one metric, and a space with domains and without a grid")
+            self._inner.learn_from(self._sources, self._priors, metric, mode)
+        elif self._sources or self._priors:
+            raise ConfigError(
+                "learn_from and priors need one metric, and a space with domains and without a grid"
+            )
         super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
 
-    def learn_from(self, sources: Any, metric: str | None, mode: str | None) -> list[dict[str, Any]]:
+    def learn_from(
+        self, sources: Any, priors: Mapping[str, Any] | None, metric: str | None, mode: str | None
+    ) -> list[dict[str, Any]] | None:
+        from trainkit.plugins.gaussian_process.priors import checked_priors
         from trainkit.plugins.gaussian_process.sources import plain_sources
 
-        self._sources = plain_sources(sources, metric, mode)
+        self._sources, self._priors = plain_sources(sources, metric, mode), checked_priors(priors)
         return self._sources
 
     def add_evaluated_point(self, parameters: dict[str, Any], *args: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Models of earlier experiments of similar problems: the first configurations, and a prior mean.
+"""Knowledge from before a search: its first configurations, and the mean function of its process.
 
 An earlier experiment, a source, is modelled by a Gaussian process over the parameters that it shares with the
 present space. Its losses are replaced by normal scores of their ranks, because losses of different problems
@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -35,7 +35,6 @@ from trainkit.plugins.gaussian_process.model import (
     representatives,
     standardized,
 )
-from trainkit.plugins.gaussian_process.sources import sources_with
 from trainkit.tune.core.checks import is_number
 from trainkit.tune.core.seeds import initial_generator
 from trainkit.tune.space.domains import place_of
@@ -64,22 +63,51 @@ BELIEF = 1.0
 """Weight of the belief that a source is similar, against the differences that the results show."""
 
 
-class _Source:
-    """Process of an earlier experiment, over the columns that the experiment shares with the space."""
+class Expert(Protocol):
+    """Expectation of the loss before the first result, as a normal score.
+
+    Attributes:
+        best: rows with the smallest expected losses, the best first.
+    """
+
+    best: Floats
+
+    def mean(self, rows: Floats) -> Floats:
+        """Return the expected score of each of `rows`."""
+
+    def slopes(self, rows: Floats) -> Floats:
+        """Return the derivatives of the expected scores by each column, shape (m, d)."""
+
+
+class Source:
+    """Process of an earlier experiment, over the columns that the experiment shares with the space.
+
+    Args:
+        encoding: encoding of the space.
+        source: plain data of the experiment, from `sources.plain_sources`.
+        mode: "min" or "max", for a source without a mode.
+    """
 
     def __init__(self, encoding: Encoding, source: Mapping[str, Any], mode: str | None) -> None:
         configs, values = source["configs"], source["values"]
-        self.shared: Flags = np.array([any(name in each for each in configs) for name in encoding.codes])
-        self.rows = np.array([_row(encoding, each) for each in configs])
+        shared: Flags = np.array([any(name in each for each in configs) for name in encoding.codes])
+        rows = np.array([_row(encoding, each) for each in configs])
         sign = -1.0 if (source["mode"] or mode) == "max" else 1.0
         losses = filled([math.nan if value is None else sign * value for value in values])
-        self.scores = _normal_scores(losses)
+        scores = _normal_scores(losses)
+        self.best = rows[np.argsort(scores, kind="stable")]
         listed = encoding.categories > 0
-        chosen = representatives(self.rows, self.scores, listed, IN_FIT)
-        kernel = fitted_kernel(encoding, self.rows[chosen], self.scores[chosen])
-        kernel = replace(kernel, weights=np.where(self.shared, kernel.weights, 0.0))
-        chosen = representatives(self.rows, self.scores, listed, IN_MODEL)
-        self.process = GaussianProcess(kernel, self.rows[chosen], self.scores[chosen])
+        chosen = representatives(rows, scores, listed, IN_FIT)
+        kernel = fitted_kernel(encoding, rows[chosen], scores[chosen])
+        kernel = replace(kernel, weights=np.where(shared, kernel.weights, 0.0))
+        chosen = representatives(rows, scores, listed, IN_MODEL)
+        self._process = GaussianProcess(kernel, rows[chosen], scores[chosen])
+
+    def mean(self, rows: Floats) -> Floats:
+        return self._process.mean(rows)
+
+    def slopes(self, rows: Floats) -> Floats:
+        return self._process.gradients(rows)[2]
 
 
 def _row(encoding: Encoding, config: Mapping[str, Any]) -> Floats:
@@ -113,30 +141,19 @@ def _normal_scores(losses: Floats) -> Floats:
 
 
 class Earlier:
-    """Earlier experiments, as models of the present space.
+    """Knowledge from before the search: experts, and their weights by the results.
 
     Args:
         encoding: encoding of the space.
-        sources: plain data of the experiments, from `sources.plain_sources`.
-        mode: "min" or "max", for sources without a mode.
-        seed: seed of the portfolio.
-
-    Raises:
-        ConfigError: no source shares a parameter with the space.
+        experts: earlier experiments, and the user's belief.
+        seed: seed of the candidates for the portfolio.
     """
 
-    def __init__(
-        self, encoding: Encoding, sources: Sequence[Mapping[str, Any]], mode: str | None, seed: int
-    ) -> None:
-        self._encoding = encoding
-        shared = sources_with(encoding.codes, sources)
-        self._sources = [_Source(encoding, each, mode) for each in shared]
-        tops = [
-            each.rows[np.argsort(each.scores, kind="stable")[: BEST // len(self._sources) + 1]]
-            for each in self._sources
-        ]
+    def __init__(self, encoding: Encoding, experts: Sequence[Expert], seed: int) -> None:
+        self._encoding, self._experts = encoding, experts
+        best = [each.best[: BEST // len(experts) + 1] for each in experts]
         drawn = encoding.from_unit(initial_generator(seed, 4).random((RANDOM, len(encoding))))
-        snapped = encoding.snapped(np.clip(np.concatenate([*tops, drawn]), 0.0, None))
+        snapped = encoding.snapped(np.clip(np.concatenate([*best, drawn]), 0.0, None))
         self._candidates: Floats = np.unique(snapped, axis=0)
         weights = np.full(len(encoding), LENGTH**-2 / max(encoding.active, 1.0))
         self._deviations = Kernel(encoding.categories > 0, weights, DEVIATION**2, 0.0)
@@ -146,8 +163,8 @@ class Earlier:
     ) -> Floats | None:
         """Return the rows of the portfolio, shape (m, d), or None: the search begins as usual.
 
-        The first row improves most over the rows tried before, for functions that resemble a source.
-        The second configuration is the centre, which shows at once if the sources mislead.
+        The first row improves most over the rows tried before, for functions that resemble an expert's.
+        The second configuration is the centre, which shows at once if the experts mislead.
 
         Args:
             number: number of the suggestion, from 0, without the user's points.
@@ -171,17 +188,17 @@ class Earlier:
         return found
 
     def _expected(self, rows: Floats) -> Floats:
-        """Return the sources' expectations, shape (sources, n)."""
-        return np.array([each.process.mean(rows) for each in self._sources])
+        """Return the experts' expectations, shape (experts, n)."""
+        return np.array([each.mean(rows) for each in self._experts])
 
     def _trusts(self, expected: Floats, losses: Sequence[float]) -> Floats:
         if not any(map(math.isfinite, losses)):
-            return np.ones(len(self._sources))
+            return np.ones(len(self._experts))
         scores = _normal_scores(filled(losses))
         return np.array([_agreement(each, scores) for each in expected])
 
     def process(self, rows: Floats, losses: Sequence[float]) -> GaussianProcess:
-        """Return the process of the results of a search, with the sources' expectation as mean function.
+        """Return the process of the results of a search, with the experts' expectation as mean function.
 
         Args:
             rows: the trials in the order of their suggestions, shape (n, d).
@@ -199,7 +216,7 @@ class Earlier:
         chosen = representatives(rows, scaled, listed, IN_FIT)
         kernel = fitted_kernel(self._encoding, rows[chosen], residuals[chosen])
         chosen = representatives(rows, scaled, listed, IN_MODEL)
-        parts = [(w, s.process) for w, s in zip(weights, self._sources, strict=True) if w > 0]
+        parts = [(w, each) for w, each in zip(weights.tolist(), self._experts, strict=True) if w > 0]
         return _Informed(kernel, rows[chosen], residuals[chosen], parts)
 
 
@@ -217,10 +234,10 @@ def _slope(expected: Floats, losses: Floats) -> float:
 
 
 class _Informed(GaussianProcess):
-    """Gaussian process with a mean function, which is a weighted sum of the means of other processes."""
+    """Gaussian process with a mean function, which is a weighted sum of experts' expectations."""
 
     def __init__(
-        self, kernel: Kernel, rows: Floats, losses: Floats, parts: Sequence[tuple[float, GaussianProcess]]
+        self, kernel: Kernel, rows: Floats, losses: Floats, parts: Sequence[tuple[float, Expert]]
     ) -> None:
         super().__init__(kernel, rows, losses)
         self._parts = parts
@@ -239,9 +256,8 @@ class _Informed(GaussianProcess):
     def gradients(self, rows: Floats) -> tuple[Floats, Floats, Floats, Floats]:
         mean, deviation, by_mean, by_deviation = super().gradients(rows)
         for weight, each in self._parts:
-            more, _, by_more, _ = each.gradients(rows)
-            mean, by_mean = mean + weight * more, by_mean + weight * by_more
-        return mean, deviation, by_mean, by_deviation
+            by_mean = by_mean + weight * each.slopes(rows)
+        return mean + self._prior(rows), deviation, by_mean, by_deviation
 
     def with_expected(self, rows: Floats) -> GaussianProcess:
         if not len(rows):

@@ -163,13 +163,13 @@ class Encoding(Declared[AnyCode]):
         """
         row = np.where(self.categories > 0, 0.0, 0.5)
         for name, value in self.choices(config).items():
-            code = self.codes[name]
-            row[self._places[name]] = (
-                code.encode(value)
-                if isinstance(code, ChoiceCode)
-                else min(max(code.to_unit(value), 0.0), 1.0)
-            )
+            row[self._places[name]] = self.position(name, value)
         return row
+
+    def position(self, name: str, value: Any) -> float:
+        """Return the position or the index of a parameter's value."""
+        code = self.codes[name]
+        return code.encode(value) if isinstance(code, ChoiceCode) else min(max(code.to_unit(value), 0.0), 1.0)
 
     def config(self, row: Floats, fixed: Mapping[str, Any], rng: Generator) -> dict[str, Any]:
         """Return the configuration of a row, with the values of `fixed`; `sample_from` uses `rng`."""

@@ -16,11 +16,12 @@ from threadpoolctl import ThreadpoolController
 from trainkit.plugins.gaussian_process.acquisition import proposals
 from trainkit.plugins.gaussian_process.constraints import Feasibility, excesses_of
 from trainkit.plugins.gaussian_process.curves import Curves
-from trainkit.plugins.gaussian_process.earlier import Earlier
+from trainkit.plugins.gaussian_process.earlier import Earlier, Expert, Source
 from trainkit.plugins.gaussian_process.encoding import Encoding, Floats, encoding_of
 from trainkit.plugins.gaussian_process.initial import initial_row, is_initial, random_rows
 from trainkit.plugins.gaussian_process.model import process_of, thinned
-from trainkit.plugins.gaussian_process.sources import plain_sources
+from trainkit.plugins.gaussian_process.priors import Belief, checked_priors
+from trainkit.plugins.gaussian_process.sources import plain_sources, sources_with
 from trainkit.tune.core.seeds import suggestion_generator
 from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.search.model_based import RefittedSearcher
@@ -97,20 +98,26 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
         seed: int | None = None,
     ) -> None:
         super().__init__(space, metric, mode, points_to_evaluate, seed)
-        self._sources: list[dict[str, Any]] = []
+        self._sources: list[dict[str, Any]] | None = None
+        self._priors: Mapping[str, Any] = {}
         self._earlier: Earlier | None = None
 
-    def learn_from(self, sources: Any, metric: str | None, mode: str | None) -> list[dict[str, Any]]:
+    def learn_from(
+        self, sources: Any, priors: Mapping[str, Any] | None, metric: str | None, mode: str | None
+    ) -> list[dict[str, Any]] | None:
         self._sources = plain_sources(sources, self.metric or metric, self.mode or mode)
+        self._priors = checked_priors(priors)
         return self._sources
 
     def _form_of(self, space: Any, *, own: bool) -> Encoding:
         return encoding_of(space, own=own)
 
     def _begin_model(self, form: Encoding) -> None:
-        if self._sources:
-            with _one_thread():
-                self._earlier = Earlier(form, self._sources, self.mode, self._base)
+        experts: list[Expert] = [Belief(form, self._priors, self._base)] if self._priors else []
+        with _one_thread():
+            if self._sources:
+                experts += [Source(form, each, self.mode) for each in sources_with(form.codes, self._sources)]
+            self._earlier = Earlier(form, experts, self._base) if experts else None
 
     def _suggested(self, trial_id: str, fixed: dict[str, Any] | None) -> dict[str, Any]:
         rng = suggestion_generator(self._base, self._number, self._redraws)

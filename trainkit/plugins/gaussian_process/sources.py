@@ -18,8 +18,8 @@ Trial = tuple[Mapping[str, Any], float | None]
 """Configuration of a trial by name of the parameter, and its value; None: the trial failed."""
 
 
-def plain_sources(sources: Any, metric: str | None, mode: str | None) -> list[dict[str, Any]]:
-    """Return earlier experiments as plain data, which the file of an experiment can keep.
+def plain_sources(sources: Any, metric: str | None, mode: str | None) -> list[dict[str, Any]] | None:
+    """Return earlier experiments as plain data, which the file of an experiment can keep; None for None.
 
     Args:
         sources: a list of experiments. Each is a folder, a `ResultGrid` or another list of results, a
@@ -35,6 +35,8 @@ def plain_sources(sources: Any, metric: str | None, mode: str | None) -> list[di
         ConfigError: a source is not an experiment, or no source reports the metric.
         StoreError: a folder contains no experiment.
     """
+    if sources is None:
+        return None
     if isinstance(sources, (str, os.PathLike, ResultGrid)) or hasattr(sources, "columns"):
         sources = [sources]
     if metric is None or not isinstance(sources, Iterable) or isinstance(sources, Mapping):

@@ -413,17 +413,19 @@ class Searcher(ABC):
         for each in evaluated_of(trials, metric):
             self.add_evaluated_point(each.parameters, each.value, error=each.error)
 
-    def learn_from(self, sources: Any, metric: str | None, mode: str | None) -> list[dict[str, Any]]:
-        """Learn from earlier experiments of similar problems, as in `TuneConfig(learn_from=...)`.
+    def learn_from(
+        self, sources: Any, priors: Mapping[str, Any] | None, metric: str | None, mode: str | None
+    ) -> list[dict[str, Any]] | None:
+        """Learn from earlier experiments and believed values, as in `TuneConfig(learn_from=..., priors=...)`.
 
         Returns:
-            The experiments as plain data, for the experiment's file.
+            The experiments as plain data, for the experiment's file; None for None.
 
         Raises:
-            ConfigError: this searcher does not learn from earlier experiments, or a source is wrong.
+            ConfigError: this searcher does not support earlier experiments, or an argument is wrong.
         """
         raise ConfigError(
-            f"{type(self).__name__} does not support learn_from: leave search_alg out, or use "
+            f"{type(self).__name__} does not support learn_from and priors: leave search_alg out, or use "
             "GaussianProcessSearch"
         )
 
