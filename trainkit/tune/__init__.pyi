@@ -3,6 +3,7 @@ from trainkit.plugins import integrations as integrations
 from trainkit.plugins.compat.run import Experiment as Experiment
 from trainkit.plugins.compat.run import run as run
 from trainkit.plugins.compat.run import run_experiments as run_experiments
+from trainkit.plugins.gaussian_process.worth import NotWorthIt as NotWorthIt
 from trainkit.plugins.simulation.simulate import Simulation as Simulation
 from trainkit.plugins.simulation.simulate import simulate as simulate
 from trainkit.tune import callbacks as callbacks

@@ -38,7 +38,7 @@ from trainkit.tune.core.constraints import Constraint, constraints_of
 from trainkit.tune.core.metrics import flatten
 from trainkit.tune.core.objectives import Objective, objectives_of
 from trainkit.tune.core.setting_names import setting
-from trainkit.tune.core.stoppers import DONE, Stopper, StopRule
+from trainkit.tune.core.stoppers import DONE, STOPPERS, Stopper, StopRule
 from trainkit.tune.core.trial import Trial
 from trainkit.tune.schedulers import create_scheduler
 from trainkit.tune.schedulers.base import TrialScheduler, check_made
@@ -203,7 +203,8 @@ class RunConfig(Settings):
             more output.
         stop: bounds such as {"training_iteration": 10}; a trial ends when it reaches any of these bounds.
             {"eval": {"loss": 1}} means "eval/loss". `stop` may also be a function (trial_id, result) -> bool,
-            a `Stopper`, or a list of such rules. A report with {"done": True} always ends its trial.
+            a `Stopper` or its name, such as "not_worth_it", or a list of such rules. A report with
+            {"done": True} always ends its trial.
         callbacks: callback objects, or names such as "mlflow"; the default loggers and the console are added
             automatically.
         progress_reporter: replacement for the console, such as `tune.CLIReporter()`; verbose=0 silences this
@@ -305,6 +306,8 @@ def _flat(rule: Any) -> Any:
     """Return a stop rule whose nested bounds have flat names, as in reports; return other kinds of rules
     unchanged.
     """
+    if isinstance(rule, str):
+        return STOPPERS.get(rule, "stop")()
     nested = isinstance(rule, Mapping) and any(isinstance(bound, Mapping) for bound in rule.values())
     return flatten(rule) if nested else rule
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
 from trainkit.plugins.gaussian_process.acquisition import proposals
 from trainkit.plugins.gaussian_process.constraints import Feasibility, excesses_of
@@ -22,6 +19,7 @@ from trainkit.plugins.gaussian_process.initial import initial_row, is_initial, r
 from trainkit.plugins.gaussian_process.model import process_of, thinned
 from trainkit.plugins.gaussian_process.priors import Belief, checked_priors
 from trainkit.plugins.gaussian_process.sources import plain_sources, sources_with
+from trainkit.plugins.gaussian_process.threads import one_thread
 from trainkit.tune.core.seeds import suggestion_generator
 from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.search.model_based import RefittedSearcher
@@ -41,21 +39,6 @@ TRIES = 100
 
 If the rules forbid so many rows in a row, a random configuration is drawn.
 """
-
-# The number of BLAS threads applies to the whole process. So two searches in different threads would
-# overwrite each other's number.
-_LOCK = threading.Lock()
-
-
-@cache
-def _controller() -> ThreadpoolController:
-    return ThreadpoolController()
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    with _LOCK, _controller().limit(limits=1, user_api="blas"):
-        yield
 
 
 class GaussianProcessSearch(RefittedSearcher[Encoding]):
@@ -114,7 +97,7 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
 
     def _begin_model(self, form: Encoding) -> None:
         experts: list[Expert] = [Belief(form, self._priors, self._base)] if self._priors else []
-        with _one_thread():
+        with one_thread():
             if self._sources:
                 experts += [Source(form, each, self.mode) for each in sources_with(form.codes, self._sources)]
             self._earlier = Earlier(form, experts, self._base) if experts else None
@@ -167,13 +150,12 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
         if self._earlier is None:
             return None
         tried = np.array([row for row, _ in self._known.values()]).reshape(-1, len(self.form))
-        with _one_thread():
+        with one_thread():
             return self._earlier.first_rows(number, tried, rows, losses, rng)
 
     def _proposals(self, names: list[str], rows: Floats, losses: list[float], rng: Generator) -> Floats:
         running = np.array(self._running()[-RUNNING:]).reshape(-1, len(self.form))
-        # The matrices are small, so more threads would be slower, and would take CPUs from the trials.
-        with _one_thread():
+        with one_thread():
             if self._earlier is None:
                 process = process_of(self.form, rows, losses)
             else:

@@ -23,6 +23,7 @@ from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.controller import Controller
+from trainkit.tune.controller.rules import StopRules
 from trainkit.tune.core import seeds
 from trainkit.tune.core.capacity import ResourceLedger
 from trainkit.tune.core.checks import (
@@ -294,7 +295,9 @@ def simulate(
         keeps_processes=resume and stragglers == 0,
     )
     ledger = ResourceLedger({"CPU": workers}, tune.max_concurrent_trials or None, simulated=True)
-    controller = Controller(plan, source, scheduler, ledger)
+    rules = StopRules.of(plan.stop)
+    rules.begin(space, metric, mode, seed)
+    controller = Controller(plan, source, scheduler, ledger, stop=rules)
     agenda: Agenda[ev.Event] = Agenda()
     executor = SimulatedExecutor(
         objective=objective,

@@ -116,6 +116,10 @@ class StopRules:
             rules.append(cast("OneStopRule", rule))
         return cls([copy.deepcopy(each) if isinstance(each, Stopper) else each for each in rules])
 
+    def begin(self, *experiment: Any) -> None:
+        """Pass the experiment's search space, metric, mode and seed to the stoppers."""
+        stoppers.begin_all(self._stoppers, *experiment)
+
     def on_report(self, trial_id: str, result: dict[str, Any]) -> dict[str, Any] | None:
         """Return facts about the rule that ends the trial, with a text as `stop`; None if no rule does.
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import MetricError, TuneArgumentError, did_you_mean
+from trainkit.registry import Registry
 from trainkit.tune.core.checks import (
     arguments_of,
     free,
@@ -131,8 +132,8 @@ OneStopRule = Mapping[str, float] | Callable[[str, dict[str, Any]], bool]
 """Bounds such as {"accuracy": 0.99, "training_iteration": 50}: a trial ends when it reaches one of the
 bounds. A rule may also be a function (trial_id, result) -> bool, or a `Stopper`.
 """
-StopRule = OneStopRule | Sequence[OneStopRule]
-"""One stop rule, or several stop rules; the first rule that applies ends the trial."""
+StopRule = OneStopRule | str | Sequence[OneStopRule | str]
+"""One stop rule or the name of a stopper, or several of them; the first rule that applies ends the trial."""
 
 
 class Stopper(ABC):
@@ -142,6 +143,9 @@ class Stopper(ABC):
     attributes; a restore rebuilds this state by replaying the earlier reports. Each `fit` works on a copy of
     the stopper.
     """
+
+    def begin(self, space: Any, metric: str | None, mode: str | None, seed: int) -> None:
+        """Receive the experiment's search space, metric, mode and seed, once, before the first report."""
 
     @abstractmethod
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
@@ -173,6 +177,12 @@ def facts_of(stopper: Stopper) -> Mapping[str, Any]:
     """Return the values by which a stopper explains its last stop; {} if they are not a mapping."""
     facts = meant(type(stopper), Stopper, "reason")(stopper)
     return facts if isinstance(facts, Mapping) else {}
+
+
+def begin_all(stoppers: Iterable[Stopper], *experiment: Any) -> None:
+    """Pass the experiment's search space, metric, mode and seed to stoppers."""
+    for stopper in stoppers:
+        meant(type(stopper), Stopper, "begin")(stopper, *experiment)
 
 
 def tell_time(stopper: Stopper, elapsed_s: float) -> None:
@@ -412,6 +422,9 @@ class CombinedStopper(Stopper):
             return {}
         return {"stopper": type(self._said_so).__name__, **facts_of(self._said_so)}
 
+    def begin(self, space: Any, metric: str | None, mode: str | None, seed: int) -> None:
+        begin_all(self.stoppers, space, metric, mode, seed)
+
     def on_time(self, elapsed_s: float) -> None:
         for stopper in self.stoppers:
             tell_time(stopper, elapsed_s)
@@ -437,16 +450,9 @@ def spread(values: Sequence[float]) -> float:
     return math.sqrt(sum((value - mean) * (value - mean) for value in values) / len(values))
 
 
-_KNOWN: dict[str, Any] = {
-    cls.__name__: cls
-    for cls in (
-        MaximumIterationStopper,
-        TrialPlateauStopper,
-        ExperimentPlateauStopper,
-        TimeoutStopper,
-        FunctionStopper,
-    )
-}
+_OWN = "MaximumIterationStopper TrialPlateauStopper ExperimentPlateauStopper TimeoutStopper FunctionStopper"
+STOPPERS = Registry("stopper", {name: f"{__name__}:{name}" for name in _OWN.split()})
+"""Registry with the stoppers of trainkit; other packages add their stoppers by entry points."""
 
 _STOPPER, _SEVERAL = "$stopper", "$several"
 
@@ -459,7 +465,7 @@ def describe_stop(rule: StopRule | None) -> Any:
         return dict(rule)
     if type(rule) is CombinedStopper:
         return {_STOPPER: ["CombinedStopper", [describe_stop(each) for each in rule.stoppers]]}
-    if type(rule) in _KNOWN.values():
+    if isinstance(rule, Stopper) and STOPPERS.find(type(rule).__name__) is type(rule):
         return {_STOPPER: [type(rule).__name__, arguments_of(rule)]}
     return rule
 
@@ -472,5 +478,5 @@ def stop_of(described: Any) -> Any:
         case {"$stopper": ["CombinedStopper", [*inner]]}:
             return CombinedStopper(*map(stop_of, inner))
         case {"$stopper": [str(name), dict(arguments)]}:
-            return _KNOWN[name](**arguments)
+            return STOPPERS.get(name)(**arguments)
     return described

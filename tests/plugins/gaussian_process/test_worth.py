@@ -1,0 +1,100 @@
+"""`stop="not_worth_it"`: when a search ends, why, and that a restore decides the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainkit import tune
+from trainkit.errors import ConfigError
+
+PLANE = {"x": tune.uniform(-10, 10), "y": tune.uniform(-10, 10)}
+SETTINGS = {"metric": "loss", "seed": 1, "search_alg": "gp", "max_concurrent_trials": 1}
+
+
+def bowl(config):
+    return {"loss": (config["x"] - 2) ** 2 + (config["y"] + 1) ** 2}
+
+
+def simulated(objective, number, stop="not_worth_it", mode="min", **settings):
+    def report(config, training_iteration, rng):
+        return {**objective(config), "done": True}
+
+    settings = {"metric": "loss", "mode": mode, "num_samples": number, "search_alg": "gp", **settings}
+    run = tune.RunConfig(stop=stop)
+    return tune.simulate(report, PLANE, tune.TuneConfig(**settings), run_config=run, seed=0)
+
+
+def test_a_search_ends_when_the_best_is_found():
+    results = simulated(bowl, 60)
+    assert 14 <= len(results) < 40
+    assert results.get_best_result().metrics["loss"] < 0.05
+
+
+def test_a_search_with_a_future_goes_on():
+    assert len(simulated(bowl, 17, stop=tune.NotWorthIt(threshold=1e-9))) == 17
+
+
+def test_failed_reports_do_not_disturb_it():
+    def broken(config):
+        return {"loss": float("nan")} if config["x"] > 5 else bowl(config)
+
+    assert 14 <= len(simulated(broken, 50)) <= 50
+
+
+def test_least_and_patience_count_trials():
+    eager = tune.NotWorthIt(threshold=1e6, least=5, patience=3)
+    assert len(simulated(bowl, 30, stop=eager)) == 7
+
+
+def test_the_mode_is_followed():
+    def negated(config):
+        return {"loss": -bowl(config)["loss"]}
+
+    assert len(simulated(negated, 60, mode="max")) == len(simulated(bowl, 60))
+
+
+@pytest.mark.parametrize(
+    "space, config, message",
+    [
+        (PLANE, tune.TuneConfig(), "needs one metric and its mode"),
+        ({"x": tune.grid_search([1])}, tune.TuneConfig(metric="loss", mode="min"), "without a grid"),
+        ({"x": 1}, tune.TuneConfig(metric="loss", mode="min"), "with domains"),
+    ],
+)
+def test_what_it_needs(space, config, message):
+    with pytest.raises(ConfigError, match=message):
+        tune.Tuner(
+            bowl, param_space=space, tune_config=config, run_config=tune.RunConfig(stop="not_worth_it")
+        )
+
+
+def test_other_names_are_refused():
+    with pytest.raises(ConfigError, match=r"stop='not_worth' is not one of .*Did you mean 'not_worth_it'"):
+        tune.RunConfig(stop="not_worth")
+
+
+def test_it_works_only_in_an_experiment():
+    with pytest.raises(ConfigError, match="only in a Tuner"):
+        tune.NotWorthIt()("t", {"loss": 1, "config": {}})
+
+
+@pytest.mark.usefixtures("inline")
+def test_the_reason_is_on_record_and_a_restore_decides_the_same(fit, restore):
+    whole = fit(bowl, PLANE, **SETTINGS, num_samples=60, run={"name": "whole", "stop": ["not_worth_it"]})
+    assert 14 <= len(whole) < 40
+    for number in (3, 14, len(whole) - 1):
+        run = {"name": f"{number} trials", "stop": "not_worth_it"}
+        assert len(fit(bowl, PLANE, **SETTINGS, num_samples=number, run=run)) == number
+        rest = restore(bowl, f"{number} trials", num_samples=60)
+        assert [each.config for each in rest] == [each.config for each in whole]
+
+
+@pytest.mark.usefixtures("inline")
+def test_trials_with_many_reports_count_once_they_have_ended(fit):
+    def learning(config):
+        for step in range(3):
+            yield {"loss": bowl(config)["loss"] + 100 / (step + 1)}
+
+    stop = tune.NotWorthIt(threshold=1e6, least=5, patience=2)
+    results = fit(learning, PLANE, **SETTINGS, num_samples=20, run={"stop": stop})
+    assert len(results) == 7 and len(results[5].history) == 3

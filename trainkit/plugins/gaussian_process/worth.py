@@ -1,0 +1,126 @@
+"""The stopper `NotWorthIt`, which ends a search when further trials promise too little.
+
+Source: Makarova, Shen, Perrone, Klein, Faddoul, Krause, Seeger, Archambeau, "Automatic termination for
+hyperparameter optimization", AutoML 2022, for the bound on the regret and for the noise as its limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainkit.errors import ConfigError
+from trainkit.plugins.gaussian_process.acquisition import proposals
+from trainkit.plugins.gaussian_process.encoding import Encoding, Floats, encoding_of
+from trainkit.plugins.gaussian_process.model import process_of
+from trainkit.plugins.gaussian_process.threads import one_thread
+from trainkit.tune.core.checks import is_number, require_number, require_whole
+from trainkit.tune.core.metrics import lookup
+from trainkit.tune.core.seeds import suggestion_generator
+from trainkit.tune.core.stoppers import Stopper
+from trainkit.tune.space.search_space import Space
+
+NOISES = 0.5
+"""Bound on the regret below which the search ends, in standard deviations of the noise."""
+
+
+@dataclass(eq=False)
+class _Moment:
+    """Rows and losses of the trials at one moment, the bound on the regret, and its limit, once computed."""
+
+    known: list[tuple[Floats, float]]
+    bound: float = math.nan
+    limit: float = math.nan
+
+
+@dataclass(eq=False)
+class NotWorthIt(Stopper):
+    """Stopper that ends the experiment when further trials promise too little, `stop="not_worth_it"`.
+
+    A Gaussian process is fitted to the last reports of all trials when a new trial reports. From it follows a
+    bound on the regret: the difference between the best result that the model can vouch for, and the best
+    result that it thinks possible anywhere. The search ends if the bound is below half the standard
+    deviation of the results' noise, or below `threshold`, for `patience` trials in a row.
+
+    Args:
+        threshold: bound below which the search ends without noise, in standard deviations of the results.
+        least: minimum number of trials; None: 10, and 2 more for each parameter.
+        patience: number of trials in a row.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    threshold: float = 0.02
+    least: int | None = None
+    patience: int = 5
+
+    def __post_init__(self) -> None:
+        require_number("threshold", self.threshold, "a number above 0", above=0)
+        require_whole("least", self.least, 1, optional=True)
+        require_whole("patience", self.patience, 1)
+        self._form: Encoding | None = None
+        self._metric, self._sign, self._seed = "", 1.0, 0
+        self._values: dict[str, tuple[Floats, float]] = {}
+        """Row and last value of each trial, in the order of first reports."""
+        self._repeats = False
+        """True if a trial has reported more than once."""
+        self._moments: deque[_Moment] = deque(maxlen=self.patience)
+        """The latest moments at which a new trial reported. A restore passes the reports again, in order."""
+
+    def begin(self, space: Space, metric: str | None, mode: str | None, seed: int) -> None:
+        if metric is None or mode is None:
+            raise ConfigError("stop='not_worth_it' needs one metric and its mode: set them in TuneConfig")
+        if space.axes or not space.domains:
+            raise ConfigError("stop='not_worth_it' needs a space with domains and without a grid")
+        self._form = encoding_of(space, own=False)
+        self._metric, self._sign, self._seed = metric, 1.0 if mode == "min" else -1.0, seed
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        if self._form is None:
+            raise ConfigError("stop='not_worth_it' works only in a Tuner")
+        row, value = self._form.known_by(result["config"]), lookup(result, self._metric)
+        if row is not None and is_number(value):
+            is_new = trial_id not in self._values
+            self._repeats = self._repeats or not is_new
+            loss = self._sign * value if math.isfinite(value) else math.nan
+            self._values[trial_id] = row, loss
+            if is_new:
+                # The new trial is left out if it will report more often.
+                self._moments.append(_Moment(list(self._values.values())[: -1 if self._repeats else None]))
+        return False
+
+    def stop_all(self) -> bool:
+        if self._form is None or len(self._moments) < self.patience:
+            return False
+        least = max(10 + 2 * len(self._form) if self.least is None else self.least, 3)
+        return all(
+            len(each.known) >= least and self._is_low(self._form, each) for each in reversed(self._moments)
+        )
+
+    def _is_low(self, form: Encoding, moment: _Moment) -> bool:
+        losses = [loss for _, loss in moment.known]
+        if math.isnan(moment.bound) and not all(map(math.isnan, losses)):
+            with one_thread():
+                process = process_of(form, np.array([row for row, _ in moment.known]), losses)
+                rng = suggestion_generator(self._seed, len(losses), 0)
+                rows = np.concatenate([process.rows, proposals(process, form, rng)])
+                mean, deviation = process.predict(rows)
+            vouched = (mean + deviation)[: len(process.rows)].min()
+            moment.bound = float(vouched - (mean - deviation).min())
+            moment.limit = max(self.threshold, NOISES * math.sqrt(process.kernel.noise))
+        return moment.bound < moment.limit
+
+    def reason(self) -> Mapping[str, Any]:
+        last = self._moments[-1]
+        return {
+            "trials": len(last.known),
+            "regret": last.bound,
+            "below": last.limit,
+            "patience": self.patience,
+        }
