@@ -41,6 +41,12 @@ def test_failed_reports_do_not_disturb_it():
     assert 14 <= len(simulated(broken, 50)) <= 50
 
 
+def test_trials_that_violate_a_constraint_are_not_the_best():
+    results = simulated(bowl, 60, constraints=["loss >= 20"])
+    assert results.get_best_result().metrics["loss"] >= 20
+    assert len(results) > len(simulated(bowl, 60))
+
+
 def test_least_and_patience_count_trials():
     eager = tune.NotWorthIt(threshold=1e6, least=5, patience=3)
     assert len(simulated(bowl, 30, stop=eager)) == 7

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from trainkit.plugins.gaussian_process.encoding import Encoding, Floats, encodin
 from trainkit.plugins.gaussian_process.model import process_of
 from trainkit.plugins.gaussian_process.threads import one_thread
 from trainkit.tune.core.checks import is_number, require_number, require_whole
+from trainkit.tune.core.constraints import Constraint, violation_of
 from trainkit.tune.core.metrics import lookup
 from trainkit.tune.core.seeds import suggestion_generator
 from trainkit.tune.core.stoppers import Stopper
@@ -45,7 +46,8 @@ class NotWorthIt(Stopper):
     A Gaussian process is fitted to the last reports of all trials when a new trial reports. From it follows a
     bound on the regret: the difference between the best result that the model can vouch for, and the best
     result that it thinks possible anywhere. The search ends if the bound is below half the standard
-    deviation of the results' noise, or below `threshold`, for `patience` trials in a row.
+    deviation of the results' noise, or below `threshold`, for `patience` trials in a row. A trial that
+    failed or violates a constraint counts as the worst trial.
 
     Args:
         threshold: bound below which the search ends without noise, in standard deviations of the results.
@@ -66,6 +68,7 @@ class NotWorthIt(Stopper):
         require_whole("patience", self.patience, 1)
         self._form: Encoding | None = None
         self._metric, self._sign, self._seed = "", 1.0, 0
+        self._limits: Sequence[Constraint] = ()
         self._values: dict[str, tuple[Floats, float]] = {}
         """Row and last value of each trial, in the order of first reports."""
         self._repeats = False
@@ -73,13 +76,16 @@ class NotWorthIt(Stopper):
         self._moments: deque[_Moment] = deque(maxlen=self.patience)
         """The latest moments at which a new trial reported. A restore passes the reports again, in order."""
 
-    def begin(self, space: Space, metric: str | None, mode: str | None, seed: int) -> None:
+    def begin(
+        self, space: Space, metric: str | None, mode: str | None, limits: Sequence[Constraint], seed: int
+    ) -> None:
         if metric is None or mode is None:
             raise ConfigError("stop='not_worth_it' needs one metric and its mode: set them in TuneConfig")
         if space.axes or not space.domains:
             raise ConfigError("stop='not_worth_it' needs a space with domains and without a grid")
         self._form = encoding_of(space, own=False)
         self._metric, self._sign, self._seed = metric, 1.0 if mode == "min" else -1.0, seed
+        self._limits = limits
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         if self._form is None:
@@ -88,7 +94,8 @@ class NotWorthIt(Stopper):
         if row is not None and is_number(value):
             is_new = trial_id not in self._values
             self._repeats = self._repeats or not is_new
-            loss = self._sign * value if math.isfinite(value) else math.nan
+            is_usable = math.isfinite(value) and violation_of(result, self._limits) <= 0
+            loss = self._sign * value if is_usable else math.nan
             self._values[trial_id] = row, loss
             if is_new:
                 # The new trial is left out if it will report more often.

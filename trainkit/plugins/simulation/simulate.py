@@ -296,7 +296,7 @@ def simulate(
     )
     ledger = ResourceLedger({"CPU": workers}, tune.max_concurrent_trials or None, simulated=True)
     rules = StopRules.of(plan.stop)
-    rules.begin(space, metric, mode, seed)
+    rules.begin(space, metric, mode, tune.limits, seed)
     controller = Controller(plan, source, scheduler, ledger, stop=rules)
     agenda: Agenda[ev.Event] = Agenda()
     executor = SimulatedExecutor(

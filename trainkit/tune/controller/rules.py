@@ -117,7 +117,7 @@ class StopRules:
         return cls([copy.deepcopy(each) if isinstance(each, Stopper) else each for each in rules])
 
     def begin(self, *experiment: Any) -> None:
-        """Pass the experiment's search space, metric, mode and seed to the stoppers."""
+        """Pass the experiment's search space, metric, mode, constraints and seed to the stoppers."""
         stoppers.begin_all(self._stoppers, *experiment)
 
     def on_report(self, trial_id: str, result: dict[str, Any]) -> dict[str, Any] | None:

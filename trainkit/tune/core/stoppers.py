@@ -144,8 +144,10 @@ class Stopper(ABC):
     the stopper.
     """
 
-    def begin(self, space: Any, metric: str | None, mode: str | None, seed: int) -> None:
-        """Receive the experiment's search space, metric, mode and seed, once, before the first report."""
+    def begin(
+        self, space: Any, metric: str | None, mode: str | None, limits: Sequence[Any], seed: int
+    ) -> None:
+        """Receive the experiment's space, metric, mode, constraints and seed, before the first report."""
 
     @abstractmethod
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
@@ -180,7 +182,7 @@ def facts_of(stopper: Stopper) -> Mapping[str, Any]:
 
 
 def begin_all(stoppers: Iterable[Stopper], *experiment: Any) -> None:
-    """Pass the experiment's search space, metric, mode and seed to stoppers."""
+    """Pass the experiment's search space, metric, mode, constraints and seed to stoppers."""
     for stopper in stoppers:
         meant(type(stopper), Stopper, "begin")(stopper, *experiment)
 
@@ -422,8 +424,8 @@ class CombinedStopper(Stopper):
             return {}
         return {"stopper": type(self._said_so).__name__, **facts_of(self._said_so)}
 
-    def begin(self, space: Any, metric: str | None, mode: str | None, seed: int) -> None:
-        begin_all(self.stoppers, space, metric, mode, seed)
+    def begin(self, *experiment: Any) -> None:
+        begin_all(self.stoppers, *experiment)
 
     def on_time(self, elapsed_s: float) -> None:
         for stopper in self.stoppers:

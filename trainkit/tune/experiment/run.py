@@ -532,7 +532,7 @@ class ExperimentRun:
         )
         self._stop = StopRules.of(self._run.stop)
         metric, mode, _ = setup.goal_of(self._tune, self._searcher, self._scheduler)
-        self._stop.begin(self._space, metric, mode, self._facts["seed"])
+        self._stop.begin(self._space, metric, mode, self._tune.limits, self._facts["seed"])
 
     @property
     def _space_since(self) -> int:
