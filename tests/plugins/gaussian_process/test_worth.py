@@ -88,6 +88,7 @@ def test_it_works_only_in_an_experiment():
 def test_the_reason_is_on_record_and_a_restore_decides_the_same(fit, restore):
     whole = fit(bowl, PLANE, **SETTINGS, num_samples=60, run={"name": "whole", "stop": ["not_worth_it"]})
     assert 14 <= len(whole) < 40
+    assert whole[-1].reason.startswith(f"stopped by NotWorthIt: trials {len(whole)}, regret ")
     for number in (3, 14, len(whole) - 1):
         run = {"name": f"{number} trials", "stop": "not_worth_it"}
         assert len(fit(bowl, PLANE, **SETTINGS, num_samples=number, run=run)) == number
