@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainkit import tune
+from trainkit.cli.main import main
 from trainkit.errors import ConfigError
 
 PLANE = {"x": tune.uniform(-10, 10), "y": tune.uniform(-10, 10)}
@@ -85,10 +86,11 @@ def test_it_works_only_in_an_experiment():
 
 
 @pytest.mark.usefixtures("inline")
-def test_the_reason_is_on_record_and_a_restore_decides_the_same(fit, restore):
+def test_the_reason_is_on_record_and_a_restore_decides_the_same(fit, restore, capsys):
     whole = fit(bowl, PLANE, **SETTINGS, num_samples=60, run={"name": "whole", "stop": ["not_worth_it"]})
     assert 14 <= len(whole) < 40
-    assert whole[-1].reason.startswith(f"stopped by NotWorthIt: trials {len(whole)}, regret ")
+    assert main(["why", whole.experiment_path]) == 0
+    assert f"ending: stopped by NotWorthIt: trials {len(whole)}, regret " in capsys.readouterr().out
     for number in (3, 14, len(whole) - 1):
         run = {"name": f"{number} trials", "stop": "not_worth_it"}
         assert len(fit(bowl, PLANE, **SETTINGS, num_samples=number, run=run)) == number
