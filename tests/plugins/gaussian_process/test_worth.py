@@ -27,25 +27,24 @@ def simulated(objective, number, stop="not_worth_it", mode="min", **settings):
 
 def test_a_search_ends_when_the_best_is_found():
     results = simulated(bowl, 60)
-    assert 14 <= len(results) < 40
+    assert 31 <= len(results) < 50
     assert results.get_best_result().metrics["loss"] < 0.05
 
 
-def test_a_search_with_a_future_goes_on():
-    assert len(simulated(bowl, 17, stop=tune.NotWorthIt(threshold=1e-9))) == 17
+def test_a_search_goes_on_up_to_the_least_number():
+    assert len(simulated(bowl, 40, stop=tune.NotWorthIt(least=40))) == 40
 
 
 def test_failed_reports_do_not_disturb_it():
     def broken(config):
         return {"loss": float("nan")} if config["x"] > 5 else bowl(config)
 
-    assert 14 <= len(simulated(broken, 50)) <= 50
+    assert 31 <= len(simulated(broken, 50)) <= 50
 
 
 def test_trials_that_violate_a_constraint_are_not_the_best():
     results = simulated(bowl, 60, constraints=["loss >= 20"])
-    assert results.get_best_result().metrics["loss"] >= 20
-    assert len(results) > len(simulated(bowl, 60))
+    assert 20 <= results.get_best_result().metrics["loss"] < 21
 
 
 def test_least_and_patience_count_trials():
@@ -88,10 +87,10 @@ def test_it_works_only_in_an_experiment():
 @pytest.mark.usefixtures("inline")
 def test_the_reason_is_on_record_and_a_restore_decides_the_same(fit, restore, capsys):
     whole = fit(bowl, PLANE, **SETTINGS, num_samples=60, run={"name": "whole", "stop": ["not_worth_it"]})
-    assert 14 <= len(whole) < 40
+    assert 31 <= len(whole) < 50
     assert main(["why", whole.experiment_path]) == 0
     assert f"ending: stopped by NotWorthIt: trials {len(whole)}, regret " in capsys.readouterr().out
-    for number in (3, 14, len(whole) - 1):
+    for number in (3, 26, len(whole) - 1):
         run = {"name": f"{number} trials", "stop": "not_worth_it"}
         assert len(fit(bowl, PLANE, **SETTINGS, num_samples=number, run=run)) == number
         rest = restore(bowl, f"{number} trials", num_samples=60)

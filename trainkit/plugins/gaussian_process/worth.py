@@ -26,9 +26,6 @@ from trainkit.tune.core.seeds import suggestion_generator
 from trainkit.tune.core.stoppers import Stopper
 from trainkit.tune.space.search_space import Space
 
-NOISES = 0.5
-"""Bound on the regret below which the search ends, in standard deviations of the noise."""
-
 
 @dataclass(eq=False)
 class _Moment:
@@ -45,22 +42,22 @@ class NotWorthIt(Stopper):
 
     A Gaussian process is fitted to the last reports of all trials when a new trial reports. From it follows a
     bound on the regret: the difference between the best result that the model can vouch for, and the best
-    result that it thinks possible anywhere. The search ends if the bound is below half the standard
+    result that it thinks possible anywhere. The search ends if the bound is below the standard
     deviation of the results' noise, or below `threshold`, for `patience` trials in a row. A trial that
     failed or violates a constraint counts as the worst trial.
 
     Args:
         threshold: bound below which the search ends without noise, in standard deviations of the results.
-        least: minimum number of trials; None: 10, and 2 more for each parameter.
+        least: minimum number of trials; None: 20, and 2 more for each parameter.
         patience: number of trials in a row.
 
     Raises:
         ConfigError: an argument is out of range.
     """
 
-    threshold: float = 0.02
+    threshold: float = 0.05
     least: int | None = None
-    patience: int = 5
+    patience: int = 8
 
     def __post_init__(self) -> None:
         require_number("threshold", self.threshold, "a number above 0", above=0)
@@ -105,7 +102,7 @@ class NotWorthIt(Stopper):
     def stop_all(self) -> bool:
         if self._form is None or len(self._moments) < self.patience:
             return False
-        least = max(10 + 2 * len(self._form) if self.least is None else self.least, 3)
+        least = max(20 + 2 * len(self._form) if self.least is None else self.least, 3)
         return all(
             len(each.known) >= least and self._is_low(self._form, each) for each in reversed(self._moments)
         )
@@ -120,7 +117,7 @@ class NotWorthIt(Stopper):
                 mean, deviation = process.predict(rows)
             vouched = (mean + deviation)[: len(process.rows)].min()
             moment.bound = float(vouched - (mean - deviation).min())
-            moment.limit = max(self.threshold, NOISES * math.sqrt(process.kernel.noise))
+            moment.limit = max(self.threshold, math.sqrt(process.kernel.noise))
         return moment.bound < moment.limit
 
     def reason(self) -> Mapping[str, Any]:
