@@ -19,8 +19,9 @@ from trainkit.tune.core.checks import (
     require_number,
     require_whole,
 )
+from trainkit.tune.core.constraints import is_feasible
 from trainkit.tune.core.metrics import first_line, flatten, lookup
-from trainkit.tune.core.objectives import best_last
+from trainkit.tune.core.objectives import best_row
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.display import (
     NotebookDisplay,
@@ -168,8 +169,13 @@ class TableReporter(ProgressReporter):
         return [*tables, self._table_of_errors(failed)] if failed else tables
 
     def _current_best_trial(self, trials: Sequence[Trial]) -> tuple[Trial | None, str | None]:
-        """Return the trial with the best last report, or None, and the metric."""
-        return best_last(trials, self._metric, self._mode) if self._mode else None, self._metric
+        """Return the trial with the best feasible last report, or None, and the metric."""
+        metric, mode, best = self._metric, self._mode, None
+        if metric and mode and any(trial.status is not TrialStatus.ERROR for trial in trials):
+            reports = [trial.last_result for trial in trials if is_feasible(trial.last_result)]
+            report = best_row(reports, metric, mode)
+            best = next((trial for trial in trials if trial.last_result is report), None)
+        return best, metric
 
     def _table_of_trials(self, trials: Sequence[Trial], lines: Sequence[str]) -> Table:
         metrics = dict(self._metric_columns)

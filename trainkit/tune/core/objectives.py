@@ -13,7 +13,6 @@ from trainkit.errors import TuneArgumentError
 from trainkit.tune.core.checks import is_finite, is_name, is_number, require, require_one_of
 from trainkit.tune.core.constraints import is_feasible, violation_in
 from trainkit.tune.core.metrics import lookup
-from trainkit.tune.core.trial import Trial, TrialStatus
 
 Point = tuple[float, ...]
 """Values of the objectives in a report, negated for the mode "min", so that larger is better."""
@@ -206,25 +205,6 @@ def what_is_best(
         )
     require_one_of("mode", mode, ("min", "max"))
     return metric, mode
-
-
-def all_failed(trials: Sequence[Trial]) -> bool:
-    """Return True if trials exist and all trials have failed."""
-    return bool(trials) and all(trial.status is TrialStatus.ERROR for trial in trials)
-
-
-def best_last(trials: Sequence[Trial], metric: str | None, mode: str | None) -> Trial | None:
-    """Return the trial with the best last report; of equal trials, the trial that was suggested first.
-
-    None if `metric` is None, if no feasible last report has a finite value of the metric, or if all trials
-    have failed.
-    """
-    if metric is None or all_failed(trials):
-        return None
-    sign = -1 if mode == "min" else 1
-    rated = [trial for trial in trials if is_finite(lookup(trial.last_result, metric))]
-    feasible = [trial for trial in rated if is_feasible(trial.last_result)]
-    return max(feasible, key=lambda trial: sign * lookup(trial.last_result, metric), default=None)
 
 
 def best_row(reports: Sequence[Mapping[str, Any]], metric: str, mode: str) -> dict[str, Any] | None:

@@ -130,11 +130,8 @@ class MetricWatch(Callback):
     ) -> None:
         if unlike := [name for name in self.limited if is_number(it := lookup(result, name)) and it != it]:
             self.limited = [name for name in self.limited if name not in unlike]
-            logger.warning(
-                "trial %s reported NaN as %s, so it counts as infeasible, like each report with NaN there",
-                trial.trial_id,
-                ", ".join(unlike),
-            )
+            names = ", ".join(unlike)
+            logger.warning("trial %s reported NaN as %s, so it counts as infeasible", trial.trial_id, names)
         if self._seen:
             return
         self._seen = True

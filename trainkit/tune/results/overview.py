@@ -285,7 +285,8 @@ class Overview:
             metric, mode = metric_and_mode(facts)
             numbers = log.counts(owned=owner is not None)
             values = {} if metric is None or numbers.keys() == _FAILED else log.last_values(metric)
-            violations = log.last_values(VIOLATION) if facts["tune_config"].get("constraints") else None
+            limited = facts["tune_config"].get("constraints")
+            violations = log.last_values(VIOLATION) if limited else dict.fromkeys(values, 0.0)
             trials = log.trials() if with_trials else []
             ending = "" if owner is not None else _ending(log.events())
             ended, begun = ([], []) if owner is None else log.lengths()
@@ -296,10 +297,7 @@ class Overview:
                 # status.
                 if trial.status is TrialStatus.RUNNING:
                     trial.status, trial.reason = TrialStatus.PENDING, CUT_OFF
-        infeasible = False
-        if violations is not None and values:
-            values = {trial_id: value for trial_id, value in values.items() if violations.get(trial_id) == 0}
-            infeasible = not values
+        feasible = {trial_id: value for trial_id, value in values.items() if violations.get(trial_id) == 0}
         total, best = facts.get("total_samples"), (min if mode == "min" else max)
         to_come = None if total is None else max(0, total - numbers.total()) + numbers["pending"]
         running = [RunningTrial(now - started) for started in begun]
@@ -311,13 +309,13 @@ class Overview:
             mode=mode,
             counted={word: numbers[word] for word in STATES if numbers[word]},
             # Without a mode, values can't be compared.
-            best=best(values.items(), key=itemgetter(1), default=None) if mode else None,
+            best=best(feasible.items(), key=itemgetter(1), default=None) if mode else None,
             ending=ending,
             total=total,
             trials=trials,
             remaining_s=None if owner is None or paused_by else remaining_s(ended, running, to_come),
             paused_by=paused_by,
-            none_feasible=infeasible,
+            none_feasible=bool(values) and not feasible,
         )
 
     @property
