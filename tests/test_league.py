@@ -60,6 +60,14 @@ def test_a_cell_is_compared_with_the_best_peer_seed_by_seed() -> None:
     assert record.errors_apart(stage["cells"]["equal"]["against"]["10"]) == 0
 
 
+def test_few_common_seeds_are_not_compared() -> None:
+    ours = [each for each in rows_of_two_problems() if each["method"] != "trainkit" or each["seed"] < 4]
+    (stage,) = record.of(ours)["stages"]
+    assert stage["cells"]["flat"]["against"] == {}
+    assert stage["cells"]["flat"]["methods"]["trainkit"]["seeds"] == 4
+    assert record.in_short(stage, 10)["worst"] == "-"
+
+
 def test_equal_means_share_a_rank() -> None:
     (stage,) = record.of(rows_of_two_problems())["stages"]
     assert record.ranks(stage, 10) == {"trainkit": 1.5, "peer": (2.5 + 2) / 2, "trainkit random": 2.25}

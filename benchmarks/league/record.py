@@ -17,7 +17,7 @@ TOLD = (5, 10, 20, 50, 100)
 """Numbers of evaluations in the tables."""
 REFERENCE, OURS = "trainkit random", "trainkit"
 FEWEST = 5
-"""Smallest number of seeds of a peer that is compared with ours."""
+"""Smallest number of seeds for a comparison in a cell."""
 SMALLEST = 0.01
 """Smallest regret in a geometric mean, as a share of random search's last regret."""
 Rows = Iterable[Mapping[str, Any]]
@@ -75,7 +75,9 @@ def _cell(methods: Mapping[str, Mapping[int, Sequence[float]]], points: Sequence
     if OURS in methods:
         for point in TOLD:
             if point in points and (best := _best_peer(found["methods"], place := points.index(point))):
-                found["against"][str(point)] = _against(methods, best, place, unit)
+                against = _against(methods, best, place, unit)
+                if against["seeds"] >= FEWEST:
+                    found["against"][str(point)] = against
     return found
 
 
@@ -175,10 +177,10 @@ def in_short(stage: Mapping[str, Any], point: int) -> dict[str, Any]:
         for name, cell in stage["cells"].items()
         if str(point) in cell["against"] and (errors := errors_apart(cell["against"][str(point)])) is not None
     }
-    if OURS not in means or not peers or not apart:
+    if OURS not in means or not peers:
         return {}
     best = min(peers, key=means.__getitem__)
-    worst = min(apart, key=apart.__getitem__)
+    worst = min(apart, key=apart.__getitem__, default=None)
     return {
         "peer": best,
         "ratio": means[OURS] / means[best],
@@ -188,5 +190,5 @@ def in_short(stage: Mapping[str, Any], point: int) -> dict[str, Any]:
         "two": sum(value < -2 for value in apart.values()),
         "three": sum(value < -3 for value in apart.values()),
         "better": sum(value > 2 for value in apart.values()),
-        "worst": f"{worst} ({apart[worst]:+.1f})",
+        "worst": "-" if worst is None else f"{worst} ({apart[worst]:+.1f})",
     }
