@@ -21,7 +21,7 @@ from trainkit.tune.core.checks import (
 )
 from trainkit.tune.core.constraints import is_feasible
 from trainkit.tune.core.metrics import first_line, flatten, lookup
-from trainkit.tune.core.objectives import best_row
+from trainkit.tune.core.objectives import all_failed, best_row
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.display import (
     NotebookDisplay,
@@ -171,7 +171,7 @@ class TableReporter(ProgressReporter):
     def _current_best_trial(self, trials: Sequence[Trial]) -> tuple[Trial | None, str | None]:
         """Return the trial with the best feasible last report, or None, and the metric."""
         metric, mode, best = self._metric, self._mode, None
-        if metric and mode and any(trial.status is not TrialStatus.ERROR for trial in trials):
+        if metric and mode and not all_failed(trials):
             reports = [trial.last_result for trial in trials if is_feasible(trial.last_result)]
             report = best_row(reports, metric, mode)
             best = next((trial for trial in trials if trial.last_result is report), None)

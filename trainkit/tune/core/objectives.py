@@ -13,6 +13,7 @@ from trainkit.errors import TuneArgumentError
 from trainkit.tune.core.checks import is_finite, is_name, is_number, require, require_one_of
 from trainkit.tune.core.constraints import is_feasible, violation_in
 from trainkit.tune.core.metrics import lookup
+from trainkit.tune.core.trial import Trial, TrialStatus
 
 Point = tuple[float, ...]
 """Values of the objectives in a report, negated for the mode "min", so that larger is better."""
@@ -205,6 +206,11 @@ def what_is_best(
         )
     require_one_of("mode", mode, ("min", "max"))
     return metric, mode
+
+
+def all_failed(trials: Sequence[Trial]) -> bool:
+    """Return True if trials exist and all have failed."""
+    return bool(trials) and all(trial.status is TrialStatus.ERROR for trial in trials)
 
 
 def best_row(reports: Sequence[Mapping[str, Any]], metric: str, mode: str) -> dict[str, Any] | None:
