@@ -1,6 +1,7 @@
 """The default searcher `AutoSearch`, which chooses between a Gaussian process and random search.
 
-This module does not import NumPy, because an experiment without domains does not need it.
+This module does not import NumPy, because an experiment without domains does not need it. The name
+`search.GaussianProcessSearch` is imported when it is used.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainkit.errors import ConfigError
+from trainkit.tune import search
 from trainkit.tune.core.checks import checked_points, require_whole
 from trainkit.tune.search.base import SearcherWrapper, called
 from trainkit.tune.search.basic_variant import BasicVariantGenerator
@@ -62,13 +64,11 @@ class AutoSearch(SearcherWrapper):
         is_supported = bool(domains) and all(isinstance(each, _SUPPORTED) for each in domains)
         has_goal = metric is not None and mode is not None and not self.objectives
         if has_goal and is_supported and not space.axes:
-            # NumPy is imported only if it is needed
-            from trainkit.plugins.gaussian_process.search import FirstDrawn, GaussianProcessSearch
-
             first = num_samples if self._first_samples is None else self._first_samples
             knows = bool(self._sources or self._priors)
-            made = FirstDrawn if first == 1 and not knows else GaussianProcessSearch
-            self.searcher = made(points_to_evaluate=self._points, seed=self._seed)
+            learning = search.GaussianProcessSearch(points_to_evaluate=self._points, seed=self._seed)
+            learning.draws_first = first == 1 and not knows
+            self.searcher = learning
             self._inner = called(self.searcher)
             self._inner.learn_from(self._sources, self._priors, metric, mode)
         elif self._sources or self._priors:
@@ -80,10 +80,8 @@ class AutoSearch(SearcherWrapper):
     def learn_from(
         self, sources: Any, priors: Mapping[str, Any] | None, metric: str | None, mode: str | None
     ) -> list[dict[str, Any]] | None:
-        from trainkit.plugins.gaussian_process.priors import checked_priors
-        from trainkit.plugins.gaussian_process.sources import plain_sources
-
-        self._sources, self._priors = plain_sources(sources, metric, mode), checked_priors(priors)
+        self._sources = search.GaussianProcessSearch().learn_from(sources, priors, metric, mode)
+        self._priors = dict(priors or {})
         return self._sources
 
     def add_evaluated_point(self, parameters: dict[str, Any], *args: Any, **options: Any) -> None:

@@ -72,6 +72,9 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
         ConfigError: an argument is wrong.
     """
 
+    draws_first = False
+    """True: the first configuration is drawn at random, exactly as in random search."""
+
     def __init__(
         self,
         space: Mapping[str, Any] | None = None,
@@ -104,6 +107,10 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
 
     def _suggested(self, trial_id: str, fixed: dict[str, Any] | None) -> dict[str, Any]:
         rng = suggestion_generator(self._base, self._number, self._redraws)
+        if self.draws_first and not self._number:
+            first = self.form.drawn(rng, fixed)
+            self._note(trial_id, self.form.row(first))
+            return first
         # If the user gave a complete point, no row of the model is needed.
         rows = self._rows(rng) if self._drawn and len(self.form) else random_rows(self.form, rng)
         found = (self.form.config(row, fixed or {}, rng) for row in islice(rows, TRIES))
@@ -192,14 +199,3 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
         if self.constraints:
             self._excesses[trial_id] = excesses_of(result or {}, self.constraints)
         super().on_trial_complete(trial_id, result, error)
-
-
-class FirstDrawn(GaussianProcessSearch):
-    """A `GaussianProcessSearch` whose first configuration is drawn at random, exactly as in random search."""
-
-    def _suggested(self, trial_id: str, fixed: dict[str, Any] | None) -> dict[str, Any]:
-        if self._number:
-            return super()._suggested(trial_id, fixed)
-        config = self.form.drawn(suggestion_generator(self._base, 0, self._redraws), fixed)
-        self._note(trial_id, self.form.row(config))
-        return config
