@@ -16,6 +16,7 @@ from trainkit.plugins.gaussian_process.encoding import Encoding, Floats
 from trainkit.plugins.gaussian_process.model import (
     IN_FIT,
     IN_MODEL,
+    SMOOTH,
     GaussianProcess,
     fitted_kernel,
     representatives,
@@ -97,7 +98,7 @@ def _process_of(encoding: Encoding, rows: Floats, excesses: Floats) -> tuple[Gau
     scaled, listed = (values - centre) / scale, encoding.categories > 0
     from_limit = np.abs(values)
     chosen = representatives(rows, from_limit, listed, IN_FIT)
-    kernel = fitted_kernel(encoding, rows[chosen], scaled[chosen])
+    kernel = fitted_kernel(encoding, rows[chosen], scaled[chosen], SMOOTH)
     chosen = representatives(rows, from_limit, listed, IN_MODEL)
     return GaussianProcess(kernel, rows[chosen], scaled[chosen]), float(-centre / scale)
 

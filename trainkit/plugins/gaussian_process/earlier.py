@@ -28,6 +28,7 @@ from trainkit.plugins.gaussian_process.model import (
     IN_FIT,
     IN_MODEL,
     JITTER,
+    SMOOTH,
     GaussianProcess,
     Kernel,
     filled,
@@ -98,7 +99,7 @@ class Source:
         self.best = rows[np.argsort(scores, kind="stable")]
         listed = encoding.categories > 0
         chosen = representatives(rows, scores, listed, IN_FIT)
-        kernel = fitted_kernel(encoding, rows[chosen], scores[chosen])
+        kernel = fitted_kernel(encoding, rows[chosen], scores[chosen], SMOOTH)
         kernel = replace(kernel, weights=np.where(shared, kernel.weights, 0.0))
         chosen = representatives(rows, scores, listed, IN_MODEL)
         self._process = GaussianProcess(kernel, rows[chosen], scores[chosen])
@@ -214,7 +215,7 @@ class Earlier:
         center = residuals.mean()
         residuals = residuals - center
         chosen = representatives(rows, scaled, listed, IN_FIT)
-        kernel = fitted_kernel(self._encoding, rows[chosen], residuals[chosen])
+        kernel = fitted_kernel(self._encoding, rows[chosen], residuals[chosen], SMOOTH)
         chosen = representatives(rows, scaled, listed, IN_MODEL)
         parts = [(w, each) for w, each in zip(weights.tolist(), self._experts, strict=True) if w > 0]
         return _Informed(kernel, rows[chosen], residuals[chosen], parts)

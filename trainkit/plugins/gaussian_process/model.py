@@ -58,11 +58,15 @@ class Prior:
         noise_deviation: deviation for the noise.
     """
 
-    length: float = -0.2
+    length: float = -1.0
     branch: float = -0.36
     length_deviation: float = 1.0
     noise: float = -6.0
     noise_deviation: float = 1.5
+
+
+SMOOTH = Prior(length=-0.2)
+"""Prior with longer lengths, for functions other than the losses of a search."""
 
 
 @dataclass(frozen=True)
