@@ -230,7 +230,9 @@ def put(value: T) -> ObjectRef[T]:
         SerializationError: the value can't be pickled. The message names the part that can't be pickled.
     """
     if isinstance(value, ObjectRef):
-        raise ArgumentTypeError("put() takes no reference: pass the reference itself; any process can use it")
+        raise ArgumentTypeError(
+            "put() does not accept a reference, whose value is stored already: use the reference itself"
+        )
     return session.engine().put(value)
 
 

@@ -258,7 +258,8 @@ def _of_scipy(given: Any) -> Domain:
     called = getattr(getattr(given, "dist", given), "name", type(given).__name__)
     raise SpaceError(
         f"{called} cannot be translated exactly for this searcher: use search_optimization='random', which "
-        "samples any object with rvs, or uniform, loguniform, randint or norm of scipy.stats, or a domain"
+        "samples any object with rvs; or replace it by a domain, or by uniform, loguniform, randint or norm "
+        "of scipy.stats"
     )
 
 

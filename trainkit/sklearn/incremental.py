@@ -289,7 +289,7 @@ def _refuse_cold_start(name: str, estimator: Any, parameters: Mapping[str, Any])
 def descends(estimator: Any, package: str, *names: str) -> bool:
     """Return True if the estimator's class is, or extends, one of the given classes of the package.
 
-    The package is not imported.
+    This function does not import the package.
     """
     return any(
         base.__name__ in names and base.__module__.partition(".")[0] == package

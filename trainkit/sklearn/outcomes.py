@@ -115,7 +115,8 @@ def _outcome_of(values: Mapping[str, Any]) -> Outcome | None:
 def rank_lowest_first(results: dict[str, Any], scorer: str) -> None:
     """Change the ranks in `cv_results_` so that the lowest mean score is best.
 
-    As in scikit-learn, equal means share the better rank, and NaN means share the worst rank.
+    As in scikit-learn, candidates with equal mean scores share the better rank, and candidates with the mean
+    score NaN share the worst rank.
 
     Args:
         results: `cv_results_`, changed in place.

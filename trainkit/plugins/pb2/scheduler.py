@@ -463,7 +463,7 @@ class PB2(PopulationBasedTraining):
             initial value is drawn within the bounds. A new value of a `tune.choice` is drawn in a quarter of
             the cases.
         quantile_fraction: fraction of the population that takes over a state, and fraction that donates its
-            state; 0 to 0.5. With 0, no member takes over a state.
+            state; 0 to 0.5. With the fraction 0, no trial takes over the state of another trial.
         log_config: True writes pbt_global.txt and pbt_policy_<trial id>.txt into the experiment's folder.
         require_attrs: True: a report without `time_attr` or the metric ends the experiment with an error.
         synch: True: at each interval, members wait until all members have arrived, and are then judged

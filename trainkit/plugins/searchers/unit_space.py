@@ -110,10 +110,10 @@ class UnitSpace(Declared[UnitCode]):
 class UnitSearcher(RefittedSearcher[UnitSpace]):
     """Base of searchers whose suggestions come from another package; a subclass calls the package.
 
-    The package receives quantized values as rounded encodings. The package receives an inactive parameter as
-    0.5, or as index 0 of a list. Results that are NaN or infinite, and results of failed trials, are left
-    out. If a scheduler stops or pauses a trial, its last report is its result. Suggestion n depends on the
-    seed, n and the results known at that time. If the package suggests a configuration again, a random
+    A quantized value is rounded before it is encoded for the package. The package receives an inactive
+    parameter as 0.5, or as index 0 of a list. Results that are NaN or infinite, and results of failed trials,
+    are left out. If a scheduler stops or pauses a trial, its last report is its result. Suggestion n depends
+    on the seed, n and the results known at that time. If the package suggests a configuration again, a random
     configuration is used instead.
 
     Args:

@@ -88,8 +88,8 @@ class BasicVariantGenerator(Searcher):
         self._combinations = space.grid_size()
         self._presets = [space.preset(point) for point in self.points_to_evaluate]
         self._leaves_open = [leaves_open(space, preset) for preset in self._presets]
-        # Entry i is the index of the first suggestion from point i. The last entry is the number of
-        # suggestions from all points.
+        # Entry i is the index of the first suggestion that completes the user's point i. The last entry
+        # is the number of suggestions that complete the user's points.
         self._starts = list(itertools.accumulate(map(space.grid_size, self._presets), initial=0))
 
     @property

@@ -118,8 +118,8 @@ def init_collective_group(
             "this engine runs all actors in one process, where they can't wait for each other: "
             "use the local engine for collective groups"
         )
-    # The lock is released before the wait for other members, because they may need other groups of this
-    # process.
+    # The lock is released before the wait for other members. Until they join, they may wait for another
+    # group of this process, which needs the lock.
     with _lock:
         if group_name in _groups or group_name in _joining:
             raise ConfigError(f"this process is already in the group {group_name!r}: destroy the group first")

@@ -74,7 +74,7 @@ class PopulationBasedTraining(TrialScheduler):
             value, or a nested dictionary of mutations. A mutation also draws the initial value of a name that
             `param_space` lacks.
         quantile_fraction: fraction of the population that takes over a state, and fraction that donates its
-            state; 0 to 0.5. With 0, no member takes over a state.
+            state; 0 to 0.5. With the fraction 0, no trial takes over the state of another trial.
         resample_probability: probability that a mutated value is drawn again.
         perturbation_factors: factors for numbers; a perturbed number is multiplied by a factor drawn from
             this list.

@@ -276,8 +276,8 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         elif evaluated.pruned or math.isnan(value):
             state = TrialState.PRUNED
         reports = dict(enumerate(evaluated.intermediate_values or []))
-        # The mark of a point is its hash. After a restore, a study in a database already contains the point
-        # if it contains the mark.
+        # The mark of a point is its hash. After a restore, a study in a database may already contain the
+        # point: then a trial of the study has the mark.
         content = encode_config(vars(evaluated))
         mark = f"evaluated {blake2b(content.encode(), digest_size=8).hexdigest()}"
         values = [float(value)] if state is TrialState.COMPLETE else None
