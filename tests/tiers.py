@@ -46,6 +46,7 @@ FOLDERS = {
     "plugins/learned_stopping": "unit",
     "plugins/lightning": "external",
     "plugins/median": "unit",
+    "plugins/pareto": "unit",
     "plugins/pb2": "unit",
     "plugins/pipeline": "gang",
     "plugins/pools": "process",

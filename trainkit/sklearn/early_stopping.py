@@ -19,7 +19,6 @@ from trainkit.tune.schedulers import SCHEDULERS, create_scheduler
 from trainkit.tune.schedulers.async_hyperband import ASHAScheduler
 from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.schedulers.halving import rung_levels
-from trainkit.tune.schedulers.pareto import ParetoScheduler
 
 REDUCTION = 4
 """ASHA's reduction factor with `early_stopping=True`: one of 4 candidates at a rung is promoted."""
@@ -210,7 +209,7 @@ def _require_agreement(scheduler: TrialScheduler, max_iters: int, metric: str | 
     """Raise ConfigError if the scheduler never decides, or needs a value that candidates don't report."""
     deciding, name = scheduler.deciding, type(scheduler.deciding).__name__
     require_goal(deciding, name, metric, mode)
-    if isinstance(deciding, ParetoScheduler):
+    if deciding.several:
         raise ConfigError(
             f"{name} compares several metrics, but a search compares only the metric named by refit: use a "
             "different scheduler, such as early_stopping=True"

@@ -3,6 +3,7 @@ from trainkit.plugins.compat.resource_changing import (
 )
 from trainkit.plugins.learned_stopping.scheduler import LearnedStopping as LearnedStopping
 from trainkit.plugins.median.scheduler import MedianStoppingRule as MedianStoppingRule
+from trainkit.plugins.pareto.scheduler import ParetoScheduler as ParetoScheduler
 from trainkit.plugins.pb2.scheduler import PB2 as PB2
 from trainkit.tune.schedulers.async_hyperband import ASHAScheduler as ASHAScheduler
 from trainkit.tune.schedulers.async_hyperband import AsyncHyperBandScheduler as AsyncHyperBandScheduler
@@ -14,7 +15,6 @@ from trainkit.tune.schedulers.base import Verdict as Verdict
 from trainkit.tune.schedulers.base import words_of as words_of
 from trainkit.tune.schedulers.hyperband import HyperBandForBOHB as HyperBandForBOHB
 from trainkit.tune.schedulers.hyperband import HyperBandScheduler as HyperBandScheduler
-from trainkit.tune.schedulers.pareto import ParetoScheduler as ParetoScheduler
 from trainkit.tune.schedulers.pbt import PopulationBasedTraining as PopulationBasedTraining
 from trainkit.tune.schedulers.pbt import PopulationBasedTrainingReplay as PopulationBasedTrainingReplay
 from trainkit.tune.schedulers.registry import SCHEDULERS as SCHEDULERS

@@ -220,6 +220,8 @@ class TrialScheduler(ABC):
     NOOP: ClassVar[Verdict] = Verdict.CONTINUE
 
     needs_metric: ClassVar[bool] = True
+    several: ClassVar[bool] = False
+    """True for schedulers that judge by several objectives."""
     label: ClassVar[str] = "the scheduler"
     """Name of the scheduler in messages."""
     hears_again: ClassVar[bool] = False

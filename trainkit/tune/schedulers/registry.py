@@ -24,7 +24,6 @@ SCHEDULERS = Registry(
         "fifo": "trainkit.tune.schedulers.base:FIFOScheduler",
         "hb_bohb": "trainkit.tune.schedulers.hyperband:HyperBandForBOHB",
         "hyperband": "trainkit.tune.schedulers.hyperband:HyperBandScheduler",
-        "pareto": "trainkit.tune.schedulers.pareto:ParetoScheduler",
         "pbt": "trainkit.tune.schedulers.pbt:PopulationBasedTraining",
         "pbt_replay": "trainkit.tune.schedulers.pbt:PopulationBasedTrainingReplay",
     },

@@ -3,14 +3,84 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from trainkit.tune.core.checks import is_number, require, require_whole
 from trainkit.tune.core.metrics import lookup
-from trainkit.tune.core.objectives import Objective, ParetoRanking, Point, objectives_of, point_of
+from trainkit.tune.core.objectives import Objective, Point, dominates, objectives_of, point_of
 from trainkit.tune.schedulers.base import CONTINUE, Decision, TrialScheduler, Verdict
 from trainkit.tune.schedulers.halving import rung_levels
+
+
+class ParetoRanking:
+    """Ranking by Pareto front, updated with each new point; within a front, points that are far apart rank
+    first.
+
+    The fronts come from non-dominated sorting. A greedy epsilon-net orders each front: the earliest point
+    comes first, then always the point that is farthest from the points already taken. R. Schmucker, M.
+    Donini, M. B. Zafar, D. Salinas and C. Archambeau, "Multi-objective Asynchronous Successive Halving"
+    (arXiv 2106.12639), section 4.
+    """
+
+    def __init__(self) -> None:
+        self._points: list[Point] = []
+        self._fronts: list[list[int]] = []
+        """Indexes of the points in each front, in order of arrival."""
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+    def add(self, point: Point) -> int:
+        """Add a point and return its rank among all points so far; the best rank is 1."""
+        place, points = len(self._points), self._points
+        points.append(point)
+        # If a front contains a point that dominates the new point, every earlier front also contains such a
+        # point. Bisection therefore finds the first front without a dominating point.
+        own = bisect_left(self._fronts, True, key=lambda front: not self._dominated(point, front))
+        moving, number = [place], own
+        while number < len(self._fronts):  # dominated points move to the next front
+            front = self._fronts[number]
+            pushed = [each for each in front if self._dominated(points[each], moving)]
+            # if the whole front moves, the moving points form a new front before it
+            if len(pushed) == len(front):
+                break
+            gone = set(pushed)
+            self._fronts[number] = sorted([*(each for each in front if each not in gone), *moving])
+            moving, number = pushed, number + 1
+            if not moving:
+                break
+        if moving:
+            self._fronts.insert(number, moving)
+        before = sum(map(len, self._fronts[:own]))
+        return before + 1 + next(rank for rank, each in enumerate(self._spread(own)) if each == place)
+
+    def _dominated(self, point: Point, by: Sequence[int]) -> bool:
+        return any(dominates(self._points[each], point) for each in by)
+
+    def _spread(self, number: int) -> Iterator[int]:
+        """Yield a front's points in the order of a greedy epsilon-net, each objective scaled to [0, 1]."""
+        front = self._fronts[number]
+        columns = zip(*(self._points[place] for place in front), strict=True)
+        scaled = list(zip(*map(_shares, columns), strict=True))
+        left = dict.fromkeys(range(len(front)), math.inf)
+        chosen = 0
+        while True:
+            del left[chosen]
+            yield front[chosen]
+            if not left:
+                return
+            here = scaled[chosen]
+            left = {each: min(known, math.dist(scaled[each], here)) for each, known in left.items()}
+            chosen = max(left, key=left.__getitem__)
+
+
+def _shares(values: Sequence[float]) -> list[float]:
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+    width = (high - low) or 1.0
+    return [(value - low) / width if math.isfinite(value) else -1.0 for value in values]
 
 
 class ParetoScheduler(TrialScheduler):
@@ -40,6 +110,7 @@ class ParetoScheduler(TrialScheduler):
     """
 
     label: ClassVar[str] = "the Pareto scheduler"
+    several: ClassVar[bool] = True
     needs_metric: ClassVar[bool] = False  # `set_objectives` requires several metrics
 
     def __init__(

@@ -1,0 +1,1 @@
+"""`ParetoScheduler`, which stops trials by several objectives."""

@@ -1,0 +1,1 @@
+from trainkit.plugins.pareto.scheduler import *
