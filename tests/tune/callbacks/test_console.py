@@ -185,7 +185,7 @@ def test_more_verbose_tells_of_each_report(fit, capsys, verbose, per_trial):
 
 def test_in_a_terminal_one_block_is_updated(fit, capsys, monkeypatch):  # row 1.22
     shown_in_a_terminal(monkeypatch)
-    grid = fit(once, SPACE, metric="loss", num_samples=30, run={"verbose": 1})
+    grid = fit(once, SPACE, metric="loss", num_samples=30, search_alg="random", run={"verbose": 1})
     out = capsys.readouterr().out
     last = out[out.rindex("30 of 30 trials") :]
     assert "30 finished" in last
