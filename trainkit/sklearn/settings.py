@@ -40,6 +40,9 @@ class AfterAllFolds(Stopper):
     def __deepcopy__(self, memo: dict[int, Any]) -> AfterAllFolds:
         return AfterAllFolds(self._rule, self._folds)  # the constructor also copies the rules
 
+    def begin(self, *experiment: Any) -> None:
+        self._rules.begin(*experiment)
+
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         if self._last_fold not in result:
             return False

@@ -79,7 +79,10 @@ class NotWorthIt(Stopper):
         if metric is None or mode is None:
             raise ConfigError("stop='not_worth_it' needs one metric and its mode: set them in TuneConfig")
         if space.axes or not space.domains:
-            raise ConfigError("stop='not_worth_it' needs a space with domains and without a grid")
+            raise ConfigError(
+                "stop='not_worth_it' needs a space with domains and without a grid; in TuneSearchCV, use "
+                "a search_optimization other than 'random', which draws all candidates at the start"
+            )
         self._form = encoding_of(space, own=False)
         self._metric, self._sign, self._seed = metric, 1.0 if mode == "min" else -1.0, seed
         self._limits = limits
