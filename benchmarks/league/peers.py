@@ -47,7 +47,11 @@ class Optuna:
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._optuna, self._space, self._reports = optuna, space, reports
-        self._study = optuna.create_study(sampler=self._sampler(seed), pruner=self._pruner(seed))
+        self._study = optuna.create_study(
+            sampler=self._sampler(seed),
+            pruner=self._pruner(seed),
+            study_name=f"seed {seed}",  # the Hyperband pruner draws the bracket of a trial from this name
+        )
         self._trials: dict[int, Any] = {}
 
     def _sampler(self, seed: int) -> Any:
