@@ -53,19 +53,56 @@ def test_a_cell_is_compared_with_the_best_peer_seed_by_seed() -> None:
     (stage,) = record.of(rows_of_two_problems())["stages"]
     against = stage["cells"]["flat"]["against"]
     assert {name: found["peer"] for name, found in against.items()} == {"5": "peer", "10": "peer"}
-    assert against["5"] == {"peer": "peer", "seeds": 6, "gain": -1, "error": 0}
+    assert against["5"] == {"peer": "peer", "gain": -1, "error": 0}
     # The gains alternate between 0.5 and 0.4: their variance is 6 * 0.05**2 / 5.
     assert against["10"]["gain"] == pytest.approx(0.45)
     assert record.errors_apart(against["10"]) == pytest.approx(0.45 / math.sqrt(0.05**2 / 5), rel=1e-3)
     assert record.errors_apart(stage["cells"]["equal"]["against"]["10"]) == 0
 
 
-def test_few_common_seeds_are_not_compared() -> None:
+def test_all_means_of_a_cell_are_over_the_same_seeds() -> None:
+    last = {"fast": [0.0] * 4 + [9.0] * 16, "slow": [8.0] * 5, "trainkit random": [4.0] * 20}
+    last["trainkit"] = [1.0] * 5 + [10.0] * 15
+    found = [
+        row(name, seed, [9.0] * 5 + [end]) for name, ends in last.items() for seed, end in enumerate(ends)
+    ]
+    all_seeds, few = record.of(found)["stages"]
+    assert (all_seeds["seeds"], few["seeds"]) == (20, 5)
+    means = [
+        {name: each["mean"][-1] for name, each in stage["cells"]["flat"]["methods"].items()}
+        for stage in (all_seeds, few)
+    ]
+    assert means[0] == {"fast": 7.2 / 4, "trainkit": 1.938, "trainkit random": 1}
+    assert means[1] == {"fast": 1.8 / 4, "slow": 2, "trainkit": 0.25, "trainkit random": 1}
+    for stage, mean in zip((all_seeds, few), means, strict=True):
+        against = stage["cells"]["flat"]["against"]["10"]
+        assert against["gain"] == pytest.approx(mean[against["peer"]] - mean["trainkit"], abs=1e-3)
+    assert "| flat | 2.25 | 2.25 fast | +0.0 | 1.94 | 1.8 fast |" in page.cells(all_seeds)
+
+
+def test_a_method_with_few_seeds_has_no_standard_error() -> None:
     ours = [each for each in rows_of_two_problems() if each["method"] != "trainkit" or each["seed"] < 4]
-    (stage,) = record.of(ours)["stages"]
-    assert stage["cells"]["flat"]["against"] == {}
-    assert stage["cells"]["flat"]["methods"]["trainkit"]["seeds"] == 4
-    assert record.in_short(stage, 10)["worst"] == "-"
+    many, single = record.of(ours)["stages"]
+    assert (many["seeds"], single["seeds"]) == (6, 1)
+    assert many["cells"]["flat"]["methods"].keys() == {"peer", "trainkit random"}
+    assert record.in_short(many, 10) == {}
+    assert single["cells"]["flat"]["against"]["10"] == {"peer": "peer", "gain": 0.5, "error": None}
+    assert record.in_short(single, 10)["worst"] == "-"
+
+
+def test_the_table_in_short_has_the_rank_of_the_peer_that_it_names() -> None:
+    first = {"often good": 2.0, "once very good": 0.1, "trainkit": 3.0, "trainkit random": 4.0}
+    second = {"often good": 1.0, "once very good": 1.5, "trainkit": 1.0, "trainkit random": 1.0}
+    found = [
+        row(name, seed, [regret] * 6, problem)
+        for problem, regrets in (("first", first), ("second", second))
+        for name, regret in regrets.items()
+        for seed in range(5)
+    ]
+    (stage,) = record.of(found)["stages"]
+    short = record.in_short(stage, 10)
+    assert record.ranks(stage, 10)["often good"] == 2
+    assert (short["peer"], short["peer rank"]) == ("once very good", 2.5)
 
 
 def test_equal_means_share_a_rank() -> None:
@@ -75,10 +112,10 @@ def test_equal_means_share_a_rank() -> None:
 
 
 def test_a_method_that_lacks_problems_has_no_rank() -> None:
-    found = [*rows_of_two_problems(), row("late", 0, [1.0] * 6)]
+    found = [*rows_of_two_problems(), *(row("late", seed, [1.0] * 6) for seed in range(6))]
     (stage,) = record.of(found)["stages"]
     assert "late" not in record.ranks(stage, 10)
-    assert stage["cells"]["flat"]["methods"]["late"]["seeds"] == 1
+    assert stage["cells"]["flat"]["methods"]["late"]["mean"][-1] == 0.25
 
 
 # --- the cells --------------------------------------------------------------------------------------
@@ -157,6 +194,7 @@ def test_a_trial_that_another_library_stops_reports_no_more(peers: Asked) -> Non
     assert len(steps) == 6 * problem.reports
     ends = [step for step, after in pairwise(steps) if after == 1]
     assert {*ends} > {problem.reports}
+    assert done.seen == methods.theirs("Optuna Hyperband", peers)(problem, 0, 1, 6).seen
 
 
 @pytest.mark.external

@@ -17,7 +17,8 @@ def title(stage: Mapping[str, Any]) -> str:
     """Return the name of a stage."""
     count = f"{stage['evaluations']} {'complete trainings' if stage['curves'] else 'evaluations'}"
     workers = "1 worker" if stage["workers"] == 1 else f"{stage['workers']} workers"
-    return f"{'Learning curves' if stage['curves'] else 'Complete evaluations'}: {count}, {workers}"
+    seeds = "1 seed" if stage["seeds"] == 1 else f"{stage['seeds']} seeds"
+    return f"{'Learning curves' if stage['curves'] else 'Complete evaluations'}: {count}, {workers}, {seeds}"
 
 
 def points_of(stage: Mapping[str, Any]) -> list[int]:
@@ -30,29 +31,17 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-def _range(counts: Sequence[int]) -> str:
-    least, most = min(counts), max(counts)
-    return str(most) if least == most else f"{least} to {most}"
-
-
 def standings(stage: Mapping[str, Any]) -> str:
     """Return the table of mean ranks and geometric means."""
     points = points_of(stage)
     ranks = {point: record.ranks(stage, point) for point in points}
     means = {point: record.geometric_means(stage, point) for point in points}
     names = sorted(ranks[points[-1]], key=means[points[-1]].__getitem__)
-    every = [stage["cells"][problem]["methods"] for problem in record.complete(stage)]
-    seeds = {name: [methods[name]["seeds"] for methods in every] for name in names}
-    head = [
-        "method",
-        "seeds",
-        *(f"rank at {point}" for point in points),
-        *(f"regret at {point}" for point in points),
-    ]
+    head = ["method", *(f"rank at {point}" for point in points), *(f"regret at {point}" for point in points)]
     return _table(
         head,
         [
-            [name, _range(seeds[name]), *(f"{ranks[point][name]:.2f}" for point in points)]
+            [name, *(f"{ranks[point][name]:.2f}" for point in points)]
             + [f"{means[point][name]:.3g}" for point in points]
             for name in names
         ],
@@ -61,15 +50,16 @@ def standings(stage: Mapping[str, Any]) -> str:
 
 def in_short(stages: Sequence[Mapping[str, Any]]) -> str:
     """Return the table that compares ours with the peers at each point of each stage."""
-    head = ["cells", "at", "mean rank", "best peer's rank", "regret as a share of the best peer's"]
+    head = ["cells", "at", "peer", "mean rank", "the peer's mean rank", "regret as a share of the peer's"]
     head += ["better by 2 errors", "worse by 2", "worse by 3", "worst cell"]
     rows = []
     for stage in stages:
         for point in points_of(stage):
             if found := record.in_short(stage, point):
-                row = [title(stage), str(point), f"{found['rank']:.2f}", f"{found['peer rank']:.2f}"]
-                row += [f"{found['ratio']:.2f} ({found['peer']})"]
-                row += [f"{found[name]} of {found['cells']}" for name in ("better", "two", "three")]
+                row = [title(stage), str(point), found["peer"], f"{found['rank']:.2f}"]
+                row += [f"{found['peer rank']:.2f}", f"{found['ratio']:.2f}"]
+                count = found["cells"]
+                row += [f"{found[name]} of {count}" if count else "-" for name in ("better", "two", "three")]
                 rows.append([*row, found["worst"]])
     return _table(head, rows)
 
@@ -92,7 +82,7 @@ def cells(stage: Mapping[str, Any]) -> str:
             apart = record.errors_apart(against)
             row += [
                 f"{mean[record.OURS]:.3g}",
-                f"{mean[against['peer']]:.3g} {against['peer']} ({against['seeds']})",
+                f"{mean[against['peer']]:.3g} {against['peer']}",
                 "-" if apart is None else f"{apart:+.1f}",
             ]
         rows.append(row)
@@ -100,24 +90,24 @@ def cells(stage: Mapping[str, Any]) -> str:
 
 
 def all_means(stage: Mapping[str, Any]) -> str:
-    """Return the table of the mean regrets of all methods at the last point, with the seeds."""
+    """Return the table of the mean regrets of all methods at the last point."""
     names = sorted({name for cell in stage["cells"].values() for name in cell["methods"]})
     rows = []
     for problem, cell in stage["cells"].items():
         found = [cell["methods"].get(name) for name in names]
-        texts = ["-" if each is None else f"{each['mean'][-1]:.3g} ({each['seeds']})" for each in found]
+        texts = ["-" if each is None else f"{each['mean'][-1]:.3g}" for each in found]
         rows.append([problem, *texts])
     return _table(["problem", *names], rows)
 
 
 def summary(found: Mapping[str, Any]) -> str:
     """Return the standings of all stages."""
-    return "\n".join(f"{title(stage)}\n\n{standings(stage)}" for stage in found["stages"] if stage["cells"])
+    return "\n".join(f"{title(stage)}\n\n{standings(stage)}" for stage in found["stages"])
 
 
 def text(found: Mapping[str, Any]) -> str:
     """Return the page."""
-    stages = [stage for stage in found["stages"] if stage["cells"]]
+    stages = found["stages"]
     rows = [[name, version, f"{found['seconds'][name]:.2g}"] for name, version in found["versions"].items()]
     parts = {
         "fewest": str(record.FEWEST),
@@ -134,15 +124,14 @@ def text(found: Mapping[str, Any]) -> str:
 
 
 def _standing(stage: Mapping[str, Any]) -> str:
-    count = len(record.complete(stage))
+    count = len(record.complete(stage["cells"]))
     return f"### {title(stage)}\n\nOver {count} problems; smaller is better.\n\n{standings(stage)}"
 
 
 def _cells(stage: Mapping[str, Any]) -> str:
     return (
-        f"### Cells: {title(stage)}\n\nThe number in brackets is the number of seeds that both have.\n\n"
-        f"{cells(stage)}\nMean regret at {stage['evaluations']}, with the number of seeds:\n\n"
-        f"{all_means(stage)}"
+        f"### Cells: {title(stage)}\n\n{cells(stage)}\n"
+        f"Mean regret at {stage['evaluations']}:\n\n{all_means(stage)}"
     )
 
 
@@ -151,7 +140,7 @@ def draw(path: Path, found: Mapping[str, Any]) -> None:
     from benchmarks.search_pictures import save
     from trainkit.plugins.dashboard.plots import style
 
-    stages = [stage for stage in found["stages"] if stage["cells"]]
+    stages = found["stages"]
     found_names = {name for stage in stages for name in record.ranks(stage, stage["points"][-1])}
     names = [*sorted(found_names - {record.OURS, record.REFERENCE}), record.REFERENCE, record.OURS]
     _, only = style.figure_of(None, (12.0, 3.6 * ((len(stages) + 2) // 3)))

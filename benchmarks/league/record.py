@@ -17,7 +17,7 @@ TOLD = (5, 10, 20, 50, 100)
 """Numbers of evaluations in the tables."""
 REFERENCE, OURS = "trainkit random", "trainkit"
 FEWEST = 5
-"""Smallest number of seeds for a comparison in a cell."""
+"""Smallest number of seeds for a standard error."""
 SMALLEST = 0.01
 """Smallest regret in a geometric mean, as a share of random search's last regret."""
 Rows = Iterable[Mapping[str, Any]]
@@ -26,11 +26,12 @@ Group = dict[str, dict[str, dict[int, Sequence[float]]]]
 
 
 def of(rows: Rows) -> dict[str, Any]:
-    """Return the record of these rows: for each stage, the points, the methods and the cells.
+    """Return the record of these rows: for each stage, the number of seeds, the points and the cells.
 
-    A cell has for each method the number of seeds, the mean regret at each point relative to random search's
-    mean at the last point, and its standard error; and for each point that is told, the comparison of ours
-    with the other library of the smallest mean, over the seeds that both have.
+    A cell has for each method the mean regret at each point relative to random search's mean at the last
+    point, and its standard error; and for each point that is told, the comparison of ours with the other
+    library of the smallest mean. All of them are over the first seeds, and a method that has not run all of
+    these is left out. So that methods with few seeds are compared too, further stages have fewer seeds.
     """
     stages: dict[tuple[bool, int, int], Group] = defaultdict(lambda: defaultdict(lambda: defaultdict(dict)))
     versions = {}
@@ -44,40 +45,56 @@ def of(rows: Rows) -> dict[str, Any]:
         "versions": dict(sorted(versions.items())),
         "seconds": {name: float(f"{sum(found) / len(found):.3g}") for name, found in sorted(cpu.items())},
         "stages": [
-            {
-                "curves": curves,
-                "workers": workers,
-                "evaluations": evaluations,
-                "points": (points := [point for point in POINTS if point <= evaluations]),
-                "cells": {name: cell for name in sorted(group) if (cell := _cell(group[name], points))},
-            }
+            {"curves": curves, "workers": workers, "evaluations": evaluations, **each}
             for (curves, workers, evaluations), group in sorted(stages.items())
+            for each in _by_seeds(group, [point for point in POINTS if point <= evaluations])
         ],
     }
 
 
-def _cell(methods: Mapping[str, Mapping[int, Sequence[float]]], points: Sequence[int]) -> dict[str, Any]:
-    """Return a cell; {} if random search has not run in it."""
-    if REFERENCE not in methods:
-        return {}
-    last = [run[-1] for run in methods[REFERENCE].values()]
-    unit = sum(last) / len(last)
+def _by_seeds(group: Group, points: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the stages of a group: the largest number of seeds, and smaller ones that rank a new method.
+
+    Random search has run the largest number of seeds in nine tenths of the problems.
+    """
+    counts = sorted(len(methods.get(REFERENCE, ())) for methods in group.values())
+    found: list[dict[str, Any]] = []
+    ranked: set[str] = set()
+    for seeds in sorted({min(counts[len(counts) // 10], size) for size in (math.inf, FEWEST, 1)})[::-1]:
+        cells = {name: cell for name in sorted(group) if (cell := _cell(group[name], points, int(seeds)))}
+        if new := {name for cell in complete(cells).values() for name in cell} - ranked:
+            found.append({"seeds": int(seeds), "points": list(points), "cells": cells})
+            ranked |= new
+    return found
+
+
+def _cell(
+    methods: Mapping[str, Mapping[int, Sequence[float]]], points: Sequence[int], seeds: int
+) -> dict[str, Any]:
+    """Return a cell of the first seeds; {} if random search has not run all of them."""
+    runs = {
+        name: [of_seed[seed] for seed in range(seeds)]
+        for name, of_seed in sorted(methods.items())
+        if seeds and of_seed.keys() >= set(range(seeds))
+    }
+    unit = sum(run[-1] for run in runs.get(REFERENCE, ())) / max(1, seeds)
     if not unit > 0:
         return {}
     found: dict[str, Any] = {"unit": _short(unit), "methods": {}, "against": {}}
-    for name, runs in sorted(methods.items()):
-        columns = [Cell.of([value / unit for value in column]) for column in zip(*runs.values(), strict=True)]
+    for name, of_method in runs.items():
+        columns = [Cell.of([value / unit for value in column]) for column in zip(*of_method, strict=True)]
         found["methods"][name] = {
-            "seeds": len(runs),
             "mean": [_short(each.mean) for each in columns],
-            "error": [_short((each.sd or 0.0) / math.sqrt(each.seeds)) for each in columns],
+            "error": [_short((each.sd or 0.0) / math.sqrt(seeds)) for each in columns],
         }
-    if OURS in methods:
-        for point in TOLD:
-            if point in points and (best := _best_peer(found["methods"], place := points.index(point))):
-                against = _against(methods, best, place, unit)
-                if against["seeds"] >= FEWEST:
-                    found["against"][str(point)] = against
+    names = [name for name in runs if is_peer(name)]
+    for place, point in enumerate(points):
+        if OURS in runs and names and point in TOLD:
+            best = min(names, key=lambda name: found["methods"][name]["mean"][place])
+            ours, theirs = ([run[place] / unit for run in runs[name]] for name in (OURS, best))
+            compared = paired(ours, theirs)
+            error = _short(compared.error) if seeds >= FEWEST else None
+            found["against"][str(point)] = {"peer": best, "gain": _short(compared.gain), "error": error}
     return found
 
 
@@ -92,38 +109,20 @@ def is_peer(method: str) -> bool:
     return not method.startswith("trainkit")
 
 
-def _best_peer(methods: Mapping[str, Any], place: int) -> str | None:
-    means = {
-        name: each["mean"][place]
-        for name, each in methods.items()
-        if is_peer(name) and each["seeds"] >= FEWEST
-    }
-    return min(means, key=means.__getitem__) if means else None
-
-
-def _against(
-    methods: Mapping[str, Mapping[int, Sequence[float]]], peer: str, place: int, unit: float
-) -> dict[str, Any]:
-    seeds = sorted(methods[OURS].keys() & methods[peer].keys())
-    ours, theirs = ([methods[name][seed][place] / unit for seed in seeds] for name in (OURS, peer))
-    compared = paired(ours, theirs)
-    return {"peer": peer, "seeds": len(seeds), "gain": _short(compared.gain), "error": _short(compared.error)}
-
-
 def _short(value: float) -> float:
     return float(f"{value:.4g}")
 
 
 def errors_apart(against: Mapping[str, Any]) -> float | None:
-    """Return by how many standard errors ours is better; None if the errors are unknown."""
-    if against["gain"] == 0:
+    """Return by how many standard errors ours is better; None if the error is unknown."""
+    if against["gain"] == 0 and against["error"] is not None:
         return 0.0
-    return against["gain"] / against["error"] if against["seeds"] > 1 and against["error"] else None
+    return against["gain"] / against["error"] if against["error"] else None
 
 
 def ranks(stage: Mapping[str, Any], point: int) -> dict[str, float]:
     """Return the mean rank of each method over the complete cells; equal means share a rank."""
-    place, means = stage["points"].index(point), complete(stage)
+    place, means = stage["points"].index(point), complete(stage["cells"])
     sums: dict[str, float] = defaultdict(float)
     for cell in means.values():
         now = {name: column[place] for name, column in cell.items()}
@@ -136,7 +135,7 @@ def ranks(stage: Mapping[str, Any], point: int) -> dict[str, float]:
 
 def geometric_means(stage: Mapping[str, Any], point: int) -> dict[str, float]:
     """Return the geometric mean of each method's regret over the complete cells."""
-    place, means = stage["points"].index(point), complete(stage)
+    place, means = stage["points"].index(point), complete(stage["cells"])
     logs: dict[str, float] = defaultdict(float)
     for cell in means.values():
         for name, column in cell.items():
@@ -144,15 +143,9 @@ def geometric_means(stage: Mapping[str, Any], point: int) -> dict[str, float]:
     return {name: math.exp(total / len(means)) for name, total in logs.items()}
 
 
-def complete(stage: Mapping[str, Any]) -> dict[str, dict[str, Sequence[float]]]:
-    """Return the means of the methods that have run most problems, in the problems that all of these have.
-
-    A method that lacks two seeds in more than a tenth of the problems is left out.
-    """
-    cells = stage["cells"]
-    counts = Counter(
-        name for cell in cells.values() for name, each in cell["methods"].items() if each["seeds"] > 1
-    )
+def complete(cells: Mapping[str, Any]) -> dict[str, dict[str, Sequence[float]]]:
+    """Return the means of the methods in nine tenths of the cells, in the cells that all of these have."""
+    counts = Counter(name for cell in cells.values() for name in cell["methods"])
     full = {name for name, count in counts.items() if count >= 0.9 * len(cells)}
     return {
         problem: {name: cell["methods"][name]["mean"] for name in sorted(full)}
@@ -166,9 +159,9 @@ def in_short(stage: Mapping[str, Any], point: int) -> dict[str, Any]:
 
     Returns:
         dictionary with the best peer by geometric mean, the ratio of our geometric mean to the peer's, the
-        mean ranks of ours and of the best peer by rank, the numbers of cells and of cells in which ours is
-        worse than the best peer by more than two and three standard errors, and the worst cell; {} if
-        nothing can be compared.
+        mean ranks of ours and of this peer, the numbers of cells and of cells in which ours is worse than
+        the cell's best peer by more than two and three standard errors, and the worst cell; {} if nothing
+        can be compared.
     """
     means, rank = geometric_means(stage, point), ranks(stage, point)
     peers = [name for name in means if is_peer(name)]
@@ -185,7 +178,7 @@ def in_short(stage: Mapping[str, Any], point: int) -> dict[str, Any]:
         "peer": best,
         "ratio": means[OURS] / means[best],
         "rank": rank[OURS],
-        "peer rank": min(rank[name] for name in peers),
+        "peer rank": rank[best],
         "cells": len(apart),
         "two": sum(value < -2 for value in apart.values()),
         "three": sum(value < -3 for value in apart.values()),
