@@ -190,6 +190,7 @@ def test_tune_params_go_before_the_constructor() -> None:
         ({"scheduler": "asha"}, "early_stopping"),
         ({"metric": "loss"}, "scoring and refit"),
         ([1], "dictionary"),
+        ({"constraints": ["a >= 0.9"]}, "can't have 'constraints': use a function as refit"),
     ],
 )
 def test_tune_params_that_are_not_taken(given_: Any, words: str) -> None:

@@ -108,6 +108,7 @@ FILES_BESIDE = ("json", "csv")
 
 _DECIDED = {
     "config": "the parameter space",
+    "constraints": "a function as refit, which returns the index of the best candidate within the limits",
     "fail_fast": "error_score",
     "failure_config": "error_score, and max_failures",
     "metric": "scoring and refit",
@@ -265,7 +266,7 @@ def checked_tune_params(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
         raise ConfigError(f"tune_params must be a dictionary of settings by name, not {given!r:.200}")
     for name in given:
         if name in _DECIDED:
-            raise ConfigError(f"tune_params can't have {name!r}, which the search sets: use {_DECIDED[name]}")
+            raise ConfigError(f"tune_params can't have {name!r}: use {_DECIDED[name]}")
         if name not in TUNE_PARAMS:
             hint = did_you_mean(str(name), TUNE_PARAMS, cutoff=0.6)
             raise ConfigError(f"unknown setting {name!r} in tune_params: use {', '.join(TUNE_PARAMS)}.{hint}")
