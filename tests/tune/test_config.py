@@ -88,6 +88,10 @@ def test_schedulers_and_searchers_by_name_take_what_they_know(caplog):  # as Ray
         (lambda: tune.TuneConfig(seed=-1), "seed=-1"),
         (lambda: tune.TuneConfig(seed="a"), "seed='a'"),
         (lambda: tune.TuneConfig(scheduler="fastest"), "scheduler='fastest' is not one of"),
+        (
+            lambda: tune.RunConfig(stop="TimeoutStopper"),
+            "'timeout': give the object, such as TimeoutStopper(",
+        ),
         (lambda: tune.TuneConfig(search_alg="luck"), "search_alg='luck' is not one of"),
         (lambda: tune.TuneConfig(scheduler=ASHAScheduler), "ASHAScheduler()"),
         (lambda: tune.TuneConfig(search_alg=3), "search_alg=3"),

@@ -17,6 +17,7 @@ from trainkit.tune.callbacks.base import (
     create_callback,
 )
 from trainkit.tune.core.checks import (
+    call_problem,
     is_finite,
     is_name,
     is_whole,
@@ -34,7 +35,7 @@ from trainkit.tune.core.configs import FailureConfig as FailureConfig
 from trainkit.tune.core.configs import ResumeConfig as ResumeConfig
 from trainkit.tune.core.configs import Settings
 from trainkit.tune.core.configs import SyncConfig as SyncConfig
-from trainkit.tune.core.constraints import Constraint, constraints_of
+from trainkit.tune.core.constraints import Constraint, constraints_of, texts_of
 from trainkit.tune.core.metrics import flatten
 from trainkit.tune.core.objectives import Objective, objectives_of
 from trainkit.tune.core.setting_names import setting
@@ -112,7 +113,7 @@ class TuneConfig(Settings):
     strict_metric_checking: bool = True
     learn_from: Any = field(default=None, hash=False)
     priors: Mapping[str, Any] | None = field(default=None, hash=False)
-    constraints: Sequence[str] = ()
+    constraints: Sequence[str] | None = ()
     chdir_to_trial_dir: bool | None = None
 
     def __post_init__(self) -> None:
@@ -133,7 +134,7 @@ class TuneConfig(Settings):
             require_number(name, value, "seconds above 0", above=0, optional=True)
         require_whole("seed", self.seed, 0, optional=True)
         constraints_of(self.constraints)
-        object.__setattr__(self, "constraints", tuple(self.constraints))
+        object.__setattr__(self, "constraints", texts_of(self.constraints))
         for name in ("reuse_actors", "allow_duplicates", "strict_metric_checking"):
             require_one_of(name, getattr(self, name), (True, False, None))
         # The value may be a NumPy integer, so it is converted to an int.
@@ -307,7 +308,11 @@ def _flat(rule: Any) -> Any:
     unchanged.
     """
     if isinstance(rule, str):
-        return STOPPERS.get(rule, "stop")()
+        stopper = STOPPERS.get(rule, "stop")
+        problem = call_problem(stopper, 0)
+        words = f"{setting('stop')}={rule!r}: {problem}: give the object, such as {stopper.__name__}(...)"
+        require(problem is None, words)
+        return stopper()
     nested = isinstance(rule, Mapping) and any(isinstance(bound, Mapping) for bound in rule.values())
     return flatten(rule) if nested else rule
 

@@ -32,7 +32,7 @@ def violation_in(reports: Sequence[Mapping[str, Any]], scope: str = "last") -> f
 
 
 class Constraint(NamedTuple):
-    """Limit of a reported metric. A value equal to the limit is feasible; the least excess is not.
+    """Limit of a reported metric. A value equal to the limit is feasible; any excess is not.
 
     Attributes:
         metric: name, or a path such as "eval/latency_ms".
@@ -57,16 +57,22 @@ class Constraint(NamedTuple):
 
 
 def constraints_of(given: Any) -> tuple[Constraint, ...]:
-    """Return the constraints in a list of texts such as "latency_ms <= 20".
+    """Return the constraints in texts such as "latency_ms <= 20".
 
     Raises:
         ConfigError: a text is not a metric, `<=` or `>=`, and a number.
     """
+    return tuple(map(_constraint_of, texts_of(given)))
+
+
+def texts_of(given: Any) -> tuple[str, ...]:
+    """Return the texts of constraints in a list, or in a single text; None stands for an empty list."""
+    texts = (given,) if isinstance(given, str) else () if given is None else given
     require(
-        isinstance(given, (list, tuple)),
+        isinstance(texts, (list, tuple)),
         f"constraints={given!r}: give a list of texts, such as ['latency_ms <= 20', 'accuracy >= 0.9']",
     )
-    return tuple(map(_constraint_of, given))
+    return tuple(texts)
 
 
 _TEXT = re.compile(r"\s*([^<>=]*[^<>=\s])\s*(<=|>=)\s*([^<>=]*[^<>=\s])\s*")
@@ -75,6 +81,11 @@ _TEXT = re.compile(r"\s*([^<>=]*[^<>=\s])\s*(<=|>=)\s*([^<>=]*[^<>=\s])\s*")
 def _constraint_of(text: Any) -> Constraint:
     if isinstance(text, str) and (found := _TEXT.fullmatch(text)) is not None:
         metric, sense, limit = found.groups()
+        require(
+            not metric.startswith("config/"),
+            f"constraints: {text!r} limits a parameter, but constraints limit reported values: exclude "
+            "configurations by tune.forbid(...) in the space",
+        )
         with contextlib.suppress(ValueError):
             if math.isfinite(float(limit)):
                 return Constraint(metric, sense, float(limit))

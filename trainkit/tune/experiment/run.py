@@ -159,7 +159,7 @@ class ExperimentRun:
         limits = tuple(facts["tune_config"].get("constraints", ()))
         if tune is not None and tune.constraints not in ((), limits):
             raise TuneArgumentError(
-                f"TuneConfig(constraints={list(tune.constraints)}) differs from the experiment's "
+                f"TuneConfig(constraints={[*map(str, tune.limits)]}) differs from the experiment's "
                 f"{list(limits)}: leave it out, or start a new experiment"
             )
         tune = restored_tune_config(facts["tune_config"], tune)
