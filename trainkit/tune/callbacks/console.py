@@ -20,6 +20,7 @@ from trainkit.tune.display import (
     count_words,
     duration,
     has_screen,
+    infeasible_words,
     notebook_display,
     number_words,
     one_line,
@@ -210,10 +211,10 @@ def _place(failure: Failure | None) -> str:
 
 
 def _values_words(result: Mapping[str, Any], metrics: Sequence[str]) -> str:
-    """Return metrics such as ' loss=0.25'; '' if no metric is a number."""
+    """Return metrics such as ' loss=0.25 infeasible by 0.1'; '' if no metric is a number."""
     words = [(metric, number_words(lookup(result, metric))) for metric in metrics]
-    shown = " ".join(f"{metric}={value}" for metric, value in words if value)
-    return f" {shown}" if shown else ""
+    shown = [*(f"{metric}={value}" for metric, value in words if value), infeasible_words(result)]
+    return "".join(f" {each}" for each in shown if each)
 
 
 def _report_words(result: Mapping[str, Any], metrics: Sequence[str], verbose: int) -> str:
