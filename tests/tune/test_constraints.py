@@ -88,10 +88,20 @@ def test_a_wrong_text_is_an_error_with_the_remedy(text):
         TuneConfig(constraints=["loss >= 0", text])
 
 
-@pytest.mark.parametrize("given", ["size <= 4", 3, {"size": 4}])
+@pytest.mark.parametrize("given", [3, {"size": 4}])
 def test_constraints_are_a_list(given):
     with pytest.raises(ConfigError, match="give a list of texts"):
         TuneConfig(constraints=given)
+
+
+def test_a_single_text_is_a_list_of_one_and_none_is_an_empty_list():
+    assert TuneConfig(constraints="size <= 4").constraints == ("size <= 4",)
+    assert TuneConfig(constraints=None).constraints == ()
+
+
+def test_a_limit_of_a_parameter_is_refused():
+    with pytest.raises(ConfigError, match=r"limits a parameter.*tune\.forbid"):
+        TuneConfig(constraints=["config/width <= 5"])
 
 
 # --- the rule -------------------------------------------------------------------------------------
@@ -298,14 +308,54 @@ def test_a_trial_that_never_reports_a_constraints_metric_fails(fit, caplog):
     grid = fit(lambda config: {"loss": 1.0, "latency": 1.0}, {}, metric="loss", constraints=["size <= 1"])
     assert "no 'size', which is the metric of a constraint" in caplog.text
     (error,) = grid.errors
-    assert "TuneConfig(constraints=...) is 'size', which was not reported" in str(error)
+    assert "a constraint names 'size', which was not reported" in str(error)
+    with pytest.raises(MetricError, match=r"no trial satisfies size <= 1: it names 'size', .* latency, loss"):
+        grid.get_best_result()
 
 
-def test_a_misspelt_metric_of_a_constraint_ends_the_experiment(fit):
-    with pytest.raises(MetricError, match=r"TuneConfig\(constraints=...\) is 'latency_ms'.*mean 'latencyms'"):
+@pytest.mark.parametrize("name", ["latencyms", "latency_mss", "latency_sm", "latency_msec"])
+def test_a_misspelt_metric_of_a_constraint_ends_the_experiment(fit, tmp_path, caplog, name):
+    def trained(config):
+        with (tmp_path / "calls").open("a") as calls:
+            calls.write("1")
+        return {"loss": 1.0, "latency_ms": 1.0}
+
+    with pytest.raises(MetricError, match=f"a constraint names '{name}'.*mean 'latency_ms'"):
+        fit(trained, {}, metric="loss", constraints=[f"{name} <= 1"], num_samples=9, max_concurrent_trials=1)
+    assert (tmp_path / "calls").read_text() == "1"
+    assert "resume" not in caplog.text
+
+
+def test_a_parameter_as_a_constraints_metric_ends_the_experiment(fit):
+    with pytest.raises(MetricError, match=r"'width' is a parameter: exclude .* by tune\.forbid"):
         fit(
-            lambda config: {"loss": 1.0, "latencyms": 1.0}, {}, metric="loss", constraints=["latency_ms <= 1"]
+            lambda config: {"loss": 1.0},
+            {"width": tune.uniform(1, 9)},
+            metric="loss",
+            constraints=["width <= 5"],
         )
+
+
+def test_a_late_value_with_a_similar_name_is_no_mistake(fit):
+    def trained(config):
+        tune.report({"loss": 1.0, "val_mae": 1.0})
+        tune.report({"loss": 1.0, "val_mape": 1.0})
+
+    grid = fit(trained, {}, metric="loss", constraints=["val_mape <= 5"], num_samples=2)
+    assert [result.feasible for result in grid] == [True, True]
+
+
+def test_lines_of_infeasible_trials_say_so(fit, capfd):
+    def trained(config):
+        return {"loss": 1.0, "size": config["x"]}
+
+    space = {"x": tune.grid_search([4, 5])}
+    fit(trained, space, metric="loss", constraints=["size <= 4"], run={"verbose": 2})
+    written = capfd.readouterr()
+    lines = (written.out + written.err).splitlines()
+    marked = [line for line in lines if "loss=1 infeasible by 0.25" in line]
+    assert len(marked) == 2  # its report and its end
+    assert sum("loss=1" in line and "infeasible" not in line for line in lines) >= 2
 
 
 def test_a_text_as_a_constraints_metric_fails_the_trial(fit):

@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainkit.errors import ConfigError, MetricError, message_of
+from trainkit.errors import ConfigError, MetricError, did_you_mean, message_of
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller import paused
 from trainkit.tune.controller.attempt import FINISHED, ActiveAttempt, drop_checkpoints, set_status
-from trainkit.tune.controller.ending import end_if_due, guarded
+from trainkit.tune.controller.ending import end_experiment, end_if_due, guarded
+from trainkit.tune.controller.rules import WRONG_CONSTRAINT
 from trainkit.tune.controller.run_queue import would_go_on_at_once
 from trainkit.tune.controller.state import ControllerState
 from trainkit.tune.core.metrics import keep_added, lookup, number_of
 from trainkit.tune.core.setting_names import setting
-from trainkit.tune.core.stoppers import missing_metric, misspelt
+from trainkit.tune.core.stoppers import ALIKE, misspelt, reported_names
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
 from trainkit.tune.schedulers.base import BY_COMMAND, Decision, Verdict, words_for
 
@@ -35,7 +36,7 @@ def judge(state: ControllerState, active: ActiveAttempt, result: dict[str, Any],
     # of the whole experiment.
     guarded(state, event.time, _decide, state, active, result, event)
     if not state.has_reports:
-        guarded(state, event.time, _require_metric, state, result)
+        guarded(state, event.time, _require_metric, state, result, event.time)
     end_if_due(state, event.time)
     result["done"] = active.outcome is not None and active.outcome[0] in (TERMINATED, ERROR)
 
@@ -96,19 +97,30 @@ def _check_metric(state: ControllerState, trial_id: str, result: Mapping[str, An
         state.with_metric.add(trial_id)
 
 
-def judge_end(state: ControllerState, trial: Trial) -> Failure | None:
-    """Return a failure if a trial has reported but never reported the metric; otherwise None."""
+def judge_end(state: ControllerState, trial: Trial, time: float) -> Failure | None:
+    """Return a failure if a trial has reported but never reported the metric; otherwise None.
+
+    The first such trial ends the experiment if the metric of a constraint is probably a mistake.
+    """
     if not state.plan.metrics or trial.trial_id in state.with_metric or not trial.last_result:
         return None
     lacking = [metric for metric in state.plan.metrics if lookup(trial.last_result, metric) is None]
     if not lacking:  # the last report has all metrics, so the check has succeeded
         return None
-    metric = lacking[0]
-    text = f"{state.plan.setting_of(metric)} is {missing_metric(metric, [trial.last_result])}"
+    metric, last = lacking[0], trial.last_result
+    text = state.plan.missing(metric, last)
+    if is_limited := state.plan.is_limited(metric):
+        is_mistake = bool(did_you_mean(metric, reported_names(last), cutoff=ALIKE))
+        if lookup(trial.config, metric) is not None:
+            is_mistake = True
+            text += f". {metric!r} is a parameter: exclude configurations by tune.forbid(...) in the space"
+    if is_limited and is_mistake and not state.with_metric:
+        state.error = state.error or MetricError(text)
+        end_experiment(state, WRONG_CONSTRAINT, time)
     return Failure("MetricError", text, retry=False)
 
 
-def _require_metric(state: ControllerState, result: Mapping[str, Any]) -> None:
+def _require_metric(state: ControllerState, result: Mapping[str, Any], time: float) -> None:
     """Check the experiment's first report for a misspelt metric.
 
     Raises:
@@ -117,8 +129,10 @@ def _require_metric(state: ControllerState, result: Mapping[str, Any]) -> None:
     state.has_reports = True
     for metric in state.plan.metrics:
         if lookup(result, metric) is None and misspelt(metric, result) is not None:
+            if state.plan.is_limited(metric):  # a restore could not correct the constraint
+                end_experiment(state, WRONG_CONSTRAINT, time)
             raise MetricError(
-                f"{state.plan.setting_of(metric)} is {missing_metric(metric, [result])} "
+                f"{state.plan.missing(metric, result)} "
                 "(TuneConfig(strict_metric_checking=False) allows the metric in a later report)"
             )
 

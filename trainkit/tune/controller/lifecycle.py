@@ -128,7 +128,7 @@ def _finish(state: ControllerState, active: ActiveAttempt, time: float, problem:
     trial, (status, reason) = active.trial, active.outcome or attempt.FINISHED
     failure = active.failure
     if failure is None and status is TERMINATED and not active.excused:
-        failure = judge_end(state, trial)
+        failure = judge_end(state, trial, time)
     if failure is None:
         _let_go(state, trial, time, pauses=status is PAUSED)
         if status is PAUSED:

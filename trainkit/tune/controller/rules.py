@@ -47,6 +47,7 @@ TIME_BUDGET = Ending("time budget")
 FAIL_FAST = Ending("fail fast")
 FAILED_TRIALS = Ending("too many failed trials", resumable=True)
 BROKEN = Ending("an error", resumable=True)
+WRONG_CONSTRAINT = Ending("a constraint on a value that trials do not report")
 
 MOST_AT_ONCE = 1000
 """Maximum number of trials to start in one step, so that time limits are checked between two steps."""
@@ -85,10 +86,14 @@ class Plan:
     keeps_processes: bool = True
     saves: bool = False
 
-    def setting_of(self, metric: str) -> str:
-        """Return the setting that requires a metric, for messages."""
-        limited = any(each.metric == metric for each in self.constraints)
-        return setting("constraints" if limited else "metric", "TuneConfig")
+    def is_limited(self, metric: str) -> bool:
+        """Return True if a constraint names the metric."""
+        return any(each.metric == metric for each in self.constraints)
+
+    def missing(self, metric: str, result: Mapping[str, Any]) -> str:
+        """Return a text about a metric that a report lacks, and about the setting that requires it."""
+        who = "a constraint names" if self.is_limited(metric) else f"{setting('metric', 'TuneConfig')} is"
+        return f"{who} {missing_metric(metric, [result])}"
 
 
 class StopRules:

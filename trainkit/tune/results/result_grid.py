@@ -14,9 +14,9 @@ from trainkit.errors import ConfigError, MetricError
 from trainkit.registry import loaded
 from trainkit.tune.controller.rules import missing_metric
 from trainkit.tune.core.checks import is_finite, load, pandas_frame
-from trainkit.tune.core.constraints import violation_in
+from trainkit.tune.core.constraints import constraints_of, violation_in
 from trainkit.tune.core.lineage import Exchange
-from trainkit.tune.core.metrics import first_line, flatten, lookup
+from trainkit.tune.core.metrics import first_line, flatten, lookup, number_of
 from trainkit.tune.core.objectives import (
     Objective,
     best_row,
@@ -311,7 +311,12 @@ class ResultGrid(Sequence[Result]):
             key=lambda result: scores[result.trial_id],
         )
         if require_feasible and (violation := -scores[best.trial_id][0]):
-            limits = " and ".join(self.facts()["tune_config"]["constraints"])
+            texts = self.facts()["tune_config"]["constraints"]
+            limits = " and ".join(texts)
+            last = [result.metrics for result in self._results]
+            for metric in (each.metric for each in constraints_of(texts)):
+                if all(number_of(report, metric) is None for report in last):
+                    raise MetricError(f"no trial satisfies {limits}: it names {missing_metric(metric, last)}")
             raise MetricError(
                 f"no trial satisfies {limits}; the smallest violation is {violation:.4g}, of {best.trial_id}"
                 ": relax a constraint, run more trials, or use get_best_result(require_feasible=False)"
