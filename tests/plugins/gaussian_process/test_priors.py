@@ -127,3 +127,20 @@ def test_a_restore_repeats_the_suggestions(fit, restore):
         fit(objective, SPACE, **settings, num_samples=number, run={"name": f"{number} trials"})
         rest = restore(objective, f"{number} trials", num_samples=8)
         assert [each.config for each in rest] == [each.config for each in whole]
+
+
+CONDITION = {
+    "act": tune.choice(["a", "b", "c", "d"]),
+    "w": tune.when({"act": "a"}, tune.uniform(0, 1)),
+    "rate": tune.uniform(0, 1),
+}
+
+
+@pytest.mark.usefixtures("inline")
+@pytest.mark.parametrize("seed", range(3))
+def test_a_space_may_have_conditions(fit, seed):
+    def objective(config):
+        return {"loss": abs(config.get("w", 1.0) - 0.2)}
+
+    found = fit(objective, CONDITION, metric="loss", num_samples=6, seed=seed, priors={"w": 0.2})
+    assert min(each.metrics["loss"] for each in found) < 0.05

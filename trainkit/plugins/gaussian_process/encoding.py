@@ -214,7 +214,7 @@ class Encoding(Declared[AnyCode]):
 
     def activity(self, rows: Floats) -> Flags:
         """Return True for each active parameter of each row; shape (n, d)."""
-        if not self.parents.any():
+        if not (len(rows) and self.parents.any()):
             return np.ones(rows.shape, dtype=bool)
         keys, which = np.unique(rows[:, self.parents], axis=0, return_inverse=True)
         which = which.ravel()
