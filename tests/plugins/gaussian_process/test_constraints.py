@@ -58,6 +58,16 @@ def test_the_probability_is_large_where_trials_were_feasible():
     assert np.all(found <= 1)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_value_that_is_no_number_counts_as_far_beyond_the_limit(value):
+    encoding, rows, _, excesses = trials()
+    (unusual,) = excesses_of({"size": value}, LIMITS[:1])
+    excesses[0, 0] = excesses[:, 0].max()
+    once = Feasibility(encoding, rows, excesses).log_probability(rows)
+    excesses[0, 0] = unusual
+    assert np.array_equal(Feasibility(encoding, rows, excesses).log_probability(rows), once)
+
+
 def test_the_derivatives_of_the_gain_are_right():
     encoding, rows, losses, excesses = trials()
     feasibility = Feasibility(encoding, rows, excesses)

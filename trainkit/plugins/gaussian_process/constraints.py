@@ -28,6 +28,7 @@ _LOG_ROOT_2PI = 0.5 * math.log(2 * math.pi)
 _FAR = -10.0
 """Argument below which the logarithm of the normal distribution comes from a series."""
 _LARGEST = 1e150
+"""Excess of NaN and infinity, which is far beyond the excesses of numbers."""
 
 
 def excesses_of(report: Mapping[str, Any], constraints: Sequence[Constraint]) -> list[float]:
@@ -92,6 +93,10 @@ class Feasibility:
 
 def _process_of(encoding: Encoding, rows: Floats, excesses: Floats) -> tuple[GaussianProcess, float]:
     """Return the process of a constraint, and the value of the process at the limit."""
+    # NaN and infinity tell the side of the limit, but not the distance.
+    finite = excesses[np.abs(excesses) < _LARGEST]
+    farthest = np.abs(finite).max(initial=0.0) or 1.0
+    excesses = np.clip(excesses, -farthest, finite.max(initial=0.0) or farthest)
     # The inverse hyperbolic sine keeps 0 and the signs, and is the logarithm of large excesses.
     values = np.arcsinh(excesses / (np.median(np.abs(excesses)) or 1.0))
     centre, scale = values.mean(), values.std() or 1.0
