@@ -47,6 +47,15 @@ def test_the_first_configuration_has_the_believed_values():
     assert config == searched(1, {"lr": 1e-5, "model": {"kind": "c"}})[0]
 
 
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("priors", [{"rate": 0.2}, {"model/depth": 7}, {"rate": 0.2, "model/depth": 7}])
+def test_other_numbers_of_the_first_configuration_are_in_the_middle(priors, seed):
+    config = searched(1, priors, seed)[0]
+    middle = {"lr": 1e-3, "rate": 0.5, "model/depth": 10}
+    found = {"lr": config["lr"], "rate": config["rate"], "model/depth": config["model"]["depth"]}
+    assert found == pytest.approx(middle | priors)
+
+
 def test_the_next_ones_are_near_or_elsewhere():
     configs = searched(6, {"lr": 1e-5})
     near = [abs(math.log10(config["lr"] / 1e-5)) < 1 for config in configs]
@@ -143,4 +152,5 @@ def test_a_space_may_have_conditions(fit, seed):
         return {"loss": abs(config.get("w", 1.0) - 0.2)}
 
     found = fit(objective, CONDITION, metric="loss", num_samples=6, seed=seed, priors={"w": 0.2})
-    assert min(each.metrics["loss"] for each in found) < 0.05
+    assert found[0].config["w"] == pytest.approx(0.2)
+    assert found[0].config["rate"] == 0.5

@@ -69,9 +69,12 @@ class Belief:
         self._listed = encoding.categories[self._columns] > 0
         self._encoding = encoding
         drawn = encoding.from_unit(initial_generator(seed, 5).random((ROWS, len(encoding))))
-        drawn[0] = np.where(encoding.categories > 0, drawn[0], 0.5)
-        drawn[:, self._columns] = self._values
-        self.best: Floats = encoding.snapped(drawn)
+        centres = np.where(encoding.categories > 0, drawn, 0.5)
+        centres[:, self._columns] = drawn[:, self._columns] = self._values
+        centres, drawn = encoding.snapped(centres), encoding.snapped(drawn)
+        # In some of the centres, conditions turn believed parameters off.
+        centre = centres[np.argmin(self.mean(centres))]
+        self.best: Floats = np.concatenate([centre[None], drawn])
 
     def mean(self, rows: Floats) -> Floats:
         found: Floats = DEPTH * (0.2 - self._near(rows).mean(axis=1))

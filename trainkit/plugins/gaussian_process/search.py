@@ -87,6 +87,7 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
         self._sources: list[dict[str, Any]] | None = None
         self._priors: Mapping[str, Any] = {}
         self._earlier: Earlier | None = None
+        self._believed: Floats | None = None
 
     def learn_from(
         self, sources: Any, priors: Mapping[str, Any] | None, metric: str | None, mode: str | None
@@ -100,6 +101,7 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
 
     def _begin_model(self, form: Encoding) -> None:
         experts: list[Expert] = [Belief(form, self._priors, self._base)] if self._priors else []
+        self._believed = experts[0].best if experts and not self._sources else None
         with one_thread():
             if self._sources:
                 experts += [Source(form, each, self.mode) for each in sources_with(form.codes, self._sources)]
@@ -156,6 +158,8 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
     def _first_rows(self, number: int, rows: Floats, losses: list[float], rng: Generator) -> Floats | None:
         if self._earlier is None:
             return None
+        if number == 0 and self._believed is not None:
+            return self._believed
         tried = np.array([row for row, _ in self._known.values()]).reshape(-1, len(self.form))
         with one_thread():
             return self._earlier.first_rows(number, tried, rows, losses, rng)
