@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from types import SimpleNamespace
 
@@ -95,8 +96,13 @@ def test_plain_data_stay_as_they_are():
         (5, "give a list of folders"),
         ({"lr": 1}, "give a list of folders"),
         ([5], "5 is not a folder"),
-        ([], "an empty list"),
-        (pd.DataFrame({"lr": [1.0], "los": [1.0]}), "no trial of source 1 reported 'loss'"),
+        ([[5]], "5 is not a trial: give Results, or dictionaries"),
+        ([{"lr": 1}], "no trial of source 1 reported 'loss'"),
+        (pd.DataFrame({"lr": [1.0], "los": [1.0]}), "its columns are lr, los. reported 'loss'"),
+        (
+            pd.DataFrame({"lr": [1.0], "loss": ["low"]}),
+            "no trial of source 1 reported 'loss' as a finite number",
+        ),
     ],
 )
 def test_other_things_are_refused(sources, message):
@@ -109,14 +115,58 @@ def test_a_folder_without_an_experiment_is_refused(tmp_path):
         tune.TuneConfig(metric="loss", mode="min", learn_from=[tmp_path])
 
 
+def test_a_table_in_a_file_is_refused(tmp_path):
+    (tmp_path / "t.csv").write_text("lr,loss")
+    with pytest.raises(ConfigError, match=r"t.csv' is a file: .* pandas.read_csv"):
+        tune.TuneConfig(metric="loss", mode="min", learn_from=tmp_path / "t.csv")
+
+
 def test_a_metric_is_needed():
-    with pytest.raises(ConfigError, match="a single metric"):
+    with pytest.raises(ConfigError, match="needs a single metric"):
         tune.TuneConfig(learn_from=drawn(3))
+
+
+def test_an_empty_list_is_no_source():
+    assert tune.TuneConfig(metric="loss", mode="min", learn_from=[]).learn_from is None
+
+
+def test_a_list_of_dictionaries_is_a_table():
+    records = [{"model": {"lr": 0.1}, "loss": 2.0}, {"model": {"lr": 0.2}, "loss": math.nan}]
+    (source,) = plain_sources(records, "loss", "min")
+    assert source["configs"] == [{"model/lr": 0.1}, {"model/lr": 0.2}] and source["values"] == [2.0, None]
+    assert plain_sources([records, records], "loss", "min")[1]["configs"] == source["configs"]
+
+
+@pytest.mark.usefixtures("inline")
+def test_infeasible_trials_count_as_the_worst(fit):
+    grid = fit(
+        lambda config: {"loss": -config["x"], "size": config["x"]},
+        {"x": tune.grid_search([1, 2, 3])},
+        metric="loss",
+        constraints=["size <= 2"],
+    )
+    for given in ([grid], list(grid), grid.get_dataframe(), grid.experiment_path):
+        (source,) = plain_sources(given, "loss", "min")
+        assert source["configs"] == [{"x": 1}, {"x": 2}, {"x": 3}]
+        assert source["values"] == [-1, -2, None]
+
+
+def test_lost_values_are_named():
+    space = {"m": {"y": tune.uniform(0, 1)}, "lr": tune.uniform(0, 1), "kind": tune.choice(["a", "b"])}
+    frame = pd.DataFrame({"m.y": [0.1, 0.2], "lr": ["0.3", "0.4"], "kind": ["a", "b"], "loss": [1.0, 2.0]})
+    with pytest.warns(UserWarning) as found:
+        searched(1, frame, of=lambda config: 0.0, space=space)
+    assert [str(each.message) for each in found] == [
+        "learn_from: source 1 has 'm.y' but not 'm/y': rename it to 'm/y' if it is the same parameter",
+        "learn_from: source 1 has lr='0.3', a text, which is ignored: convert the column to numbers",
+    ]
+    with pytest.raises(ConfigError, match=r"shares no parameter .*'y' but not 'm/y'"):
+        searched(1, pd.DataFrame({"y": [0.1], "loss": [1.0]}), space=space)
 
 
 def test_a_source_without_the_metric_is_left_out_with_a_warning():
     other = drawn(3).rename(columns={"loss": "error"})
-    with pytest.warns(UserWarning, match="no trial of source 2 reported 'loss'"):
+    with pytest.warns(UserWarning, match="no trial of source 2 .its columns are lr, .* reported 'loss'"):
         config = tune.TuneConfig(metric="loss", mode="min", learn_from=[drawn(3), other])
     assert [each["name"] for each in config.learn_from] == ["source 1"]
 

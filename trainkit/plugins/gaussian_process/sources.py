@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import is_number
-from trainkit.tune.core.metrics import PLAIN_TYPES, as_scalar, flatten, lookup
+from trainkit.tune.core.constraints import VIOLATION
+from trainkit.tune.core.metrics import PLAIN_TYPES, as_scalar, flatten, lookup, shortened_repr
+from trainkit.tune.results.result import Result
 from trainkit.tune.results.result_grid import ResultGrid
+from trainkit.tune.space.transforms import ChoiceCode
 
 Trial = tuple[Mapping[str, Any], float | None]
-"""Configuration of a trial by name of the parameter, and its value; None: the trial failed."""
+"""Configuration of a trial by name of the parameter, and its value; None: it failed or is infeasible."""
 
 
 def plain_sources(sources: Any, metric: str | None, mode: str | None) -> list[dict[str, Any]] | None:
-    """Return earlier experiments as plain data, which the file of an experiment can keep; None for None.
+    """Return earlier experiments as plain data, which the file of an experiment can keep.
 
     Args:
-        sources: a list of experiments. Each is a folder, a `ResultGrid` or another list of results, a
-            DataFrame with a column for each parameter and for the metric, or the plain data of an experiment.
+        sources: a list of experiments. Each is a folder, a `ResultGrid` or another list of results, a table
+            with a column for each parameter and for the metric (a DataFrame, or a list of dictionaries), or
+            the plain data of an experiment. A list of results, or of dictionaries, is a single experiment.
         metric: name of the metric.
         mode: "min" or "max", for sources that do not know the direction of `metric`.
 
     Returns:
         Dictionaries with the keys `name`, `mode`, `configs` (by name of the parameter) and `values`, in which
-        None belongs to a failed trial.
+        None belongs to a failed or infeasible trial. None: no source is given.
 
     Raises:
         ConfigError: a source is not an experiment, or no source reports the metric.
@@ -39,34 +43,64 @@ def plain_sources(sources: Any, metric: str | None, mode: str | None) -> list[di
         return None
     if isinstance(sources, (str, os.PathLike, ResultGrid)) or hasattr(sources, "columns"):
         sources = [sources]
-    if metric is None or not isinstance(sources, Iterable) or isinstance(sources, Mapping):
+    if not isinstance(sources, Iterable) or isinstance(sources, Mapping):
         raise ConfigError(
-            f"learn_from={sources!r}: give a list of folders, ResultGrids or DataFrames, and a single metric"
+            f"learn_from is a {type(sources).__name__}: give a list of folders, ResultGrids or DataFrames"
         )
+    sources = list(sources)
+    # A loop that collects experiments begins with an empty list.
+    if not sources:
+        return None
+    if metric is None:
+        raise ConfigError("learn_from needs a single metric: give TuneConfig(metric=...) one name")
+    if all(
+        isinstance(each, Result) or (isinstance(each, Mapping) and not _is_plain(each)) for each in sources
+    ):
+        sources = [sources]
     found = [_plain(each, metric, mode, f"source {number}") for number, each in enumerate(sources, 1)]
     usable = [each for each in found if any(map(is_number, each["values"]))]
-    lost = ", ".join(each["name"] for each in found if each not in usable)
+    lost = ", ".join(
+        f"{each['name']}{_columns(source, metric)}"
+        for each, source in zip(found, sources, strict=True)
+        if each not in usable
+    )
+    text = f"learn_from: no trial of {lost} reported {metric!r} as a finite number within its constraints"
     if not usable:
-        raise ConfigError(f"learn_from: no trial of {lost or 'an empty list'} reported {metric!r}")
+        raise ConfigError(f"{text}: give experiments with this metric")
     if lost:
-        warnings.warn(f"learn_from: no trial of {lost} reported {metric!r}, so it is not used", stacklevel=2)
+        warnings.warn(f"{text}, so it is not used", stacklevel=2)
     return usable
 
 
+def _is_plain(source: Any) -> bool:
+    return isinstance(source, Mapping) and {"configs", "values"} <= source.keys()
+
+
+def _columns(source: Any, metric: str) -> str:
+    """Return a list of the columns of a DataFrame without the metric; '' for other sources."""
+    names = [str(each) for each in getattr(source, "columns", [metric])]
+    return "" if metric in names else f" (its columns are {', '.join(names)})"
+
+
 def _plain(source: Any, metric: str, mode: str | None, name: str) -> dict[str, Any]:
-    if isinstance(source, Mapping) and "configs" in source:
+    if _is_plain(source):
         return dict(source)
     if isinstance(source, (str, os.PathLike)):
+        if os.path.isfile(source):
+            raise ConfigError(
+                f"learn_from: {os.fspath(source)!r} is a file: give the folder of an experiment, or read the "
+                "table, for example by pandas.read_csv(...)"
+            )
         source, name = ResultGrid.from_path(source), os.fspath(source)
     elif isinstance(source, ResultGrid):
         name = source.experiment_path
-    trials: Iterable[Trial | None]
-    if hasattr(source, "columns"):
-        trials = map(partial(_of_record, metric), source.to_dict("records"))
-    elif isinstance(source, Iterable):
-        trials = map(partial(_of_trial, metric), source)
-    else:
-        raise ConfigError(f"learn_from: {source!r} is not a folder, a ResultGrid or a DataFrame")
+    entries = source.to_dict("records") if hasattr(source, "columns") else source
+    if not isinstance(entries, Iterable) or isinstance(entries, Mapping):
+        raise ConfigError(
+            f"learn_from: {shortened_repr(source)} is not a folder, a ResultGrid or a DataFrame: give a list "
+            "of such experiments"
+        )
+    trials = [_trial(each, metric) for each in entries]
     if getattr(source, "metric", None) == metric:
         mode = source.mode or mode
     kept = [each for each in trials if each is not None]
@@ -78,22 +112,30 @@ def _plain(source: Any, metric: str, mode: str | None, name: str) -> dict[str, A
     }
 
 
-def _of_trial(metric: str, trial: Any) -> Trial | None:
-    config, value = flatten(trial.config or {}), lookup(trial.metrics or {}, metric)
-    if trial.error is not None:
+def _trial(entry: Any, metric: str) -> Trial | None:
+    """Return the trial of a Result or of a row of a table; None for a trial that says nothing."""
+    if isinstance(entry, Mapping):
+        flat = flatten(entry)
+        config = {name[7:]: value for name, value in flat.items() if name.startswith("config/")}
+        config = config or {name: flat[name] for name in flat if name not in (metric, VIOLATION)}
+        return config, _value(flat, metric)
+    if not (hasattr(entry, "config") and hasattr(entry, "metrics")):
+        raise ConfigError(
+            f"learn_from: {shortened_repr(entry)} is not a trial: give Results, or dictionaries with "
+            "parameters and the metric"
+        )
+    config, metrics = flatten(entry.config or {}), entry.metrics or {}
+    if entry.error is not None:
         return config, None
     # A trial that is not finished, and has no report, says nothing.
-    return (config, _finite(value)) if is_number(value) else None
+    return (config, _value(metrics, metric)) if is_number(lookup(metrics, metric)) else None
 
 
-def _of_record(metric: str, record: Mapping[Any, Any]) -> Trial | None:
-    flat = {str(name): value for name, value in record.items()}
-    config = {name.removeprefix("config/"): each for name, each in flat.items() if name.startswith("config/")}
-    return config or {name: each for name, each in flat.items() if name != metric}, _finite(flat.get(metric))
-
-
-def _finite(value: Any) -> float | None:
-    return float(value) if is_number(value) and math.isfinite(value) else None
+def _value(metrics: Mapping[str, Any], metric: str) -> float | None:
+    """Return the value of a metric; None for a value that is not finite, or if a constraint is violated."""
+    value, violation = lookup(metrics, metric), metrics.get(VIOLATION, 0)
+    violated = is_number(violation) and violation > 0
+    return float(value) if is_number(value) and math.isfinite(value) and not violated else None
 
 
 def _scalars(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,21 +144,60 @@ def _scalars(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: each for name, each in scalars.items() if type(each) in PLAIN_TYPES and each == each}
 
 
-def sources_with(names: Collection[str], sources: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Return the sources that have one of the parameters `names`, and warn about the others.
+def sources_with(
+    codes: Mapping[str, object], sources: Sequence[Mapping[str, Any]]
+) -> Sequence[Mapping[str, Any]]:
+    """Return the sources that have a parameter of the space, and warn about others and about lost values.
+
+    Args:
+        codes: code of each parameter's values, by the name of the parameter.
+        sources: plain data of the experiments.
 
     Raises:
-        ConfigError: no source has one of these parameters.
+        ConfigError: no source has a parameter of the space.
     """
-    usable = [each for each in sources if any(name in config for config in each["configs"] for name in names)]
+    columns = [_by_name(each) for each in sources]
+    usable = [each for each, found in zip(sources, columns, strict=True) if found.keys() & codes.keys()]
     lost = ", ".join(each["name"] for each in sources if each not in usable)
+    texts = [
+        f"{each['name']} has {text}"
+        for each, found in zip(sources, columns, strict=True)
+        for text in _losses(codes, found)
+    ]
     if not usable:
+        more = "".join(f"; {each}" for each in texts)
         raise ConfigError(
             f"learn_from: {lost} shares no parameter with the space: give experiments with parameters of the "
-            "same names"
+            f"same names{more}"
         )
     if lost:
         warnings.warn(
             f"learn_from: {lost} shares no parameter with the space, so it is not used", stacklevel=2
         )
+    for each in texts:
+        warnings.warn(f"learn_from: {each}", stacklevel=2)
     return usable
+
+
+def _by_name(source: Mapping[str, Any]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for config in source["configs"]:
+        for name, value in config.items():
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def _losses(codes: Mapping[str, object], columns: Mapping[str, Sequence[Any]]) -> Iterator[str]:
+    """Yield texts about the values of a source that are not used, probably by mistake."""
+    others = [name for name in columns if name not in codes]
+    for name, code in codes.items():
+        texts = [each for each in columns.get(name, ()) if isinstance(each, str)]
+        if texts and not isinstance(code, ChoiceCode):
+            yield f"{name}={texts[0]!r}, a text, which is ignored: convert the column to numbers"
+        near = [each for each in others if _plainest(each) in (_plainest(name), _plainest(name, last=True))]
+        if near and name not in columns:
+            yield f"{near[0]!r} but not {name!r}: rename it to {name!r} if it is the same parameter"
+
+
+def _plainest(name: str, *, last: bool = False) -> str:
+    return re.sub(r"[\W_]", "", name.rpartition("/")[2] if last else name).lower()
