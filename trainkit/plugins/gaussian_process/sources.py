@@ -64,11 +64,15 @@ def plain_sources(sources: Any, metric: str | None, mode: str | None) -> list[di
         for each, source in zip(found, sources, strict=True)
         if each not in usable
     )
-    text = f"learn_from: no trial of {lost} reported {metric!r} as a finite number within its constraints"
+    text = f"no trial of {lost} reported {metric!r} as a finite number within its constraints"
+    return _usable(usable, lost, text, "give experiments with this metric")
+
+
+def _usable(usable: list[dict[str, Any]], lost: str, text: str, remedy: str) -> list[dict[str, Any]]:
     if not usable:
-        raise ConfigError(f"{text}: give experiments with this metric")
+        raise ConfigError(f"learn_from: {text}: {remedy}")
     if lost:
-        warnings.warn(f"{text}, so it is not used", stacklevel=2)
+        warnings.warn(f"learn_from: {text}, so it is not used", stacklevel=3)
     return usable
 
 
@@ -144,9 +148,7 @@ def _scalars(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: each for name, each in scalars.items() if type(each) in PLAIN_TYPES and each == each}
 
 
-def sources_with(
-    codes: Mapping[str, object], sources: Sequence[Mapping[str, Any]]
-) -> Sequence[Mapping[str, Any]]:
+def sources_with(codes: Mapping[str, object], sources: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the sources that have a parameter of the space, and warn about others and about lost values.
 
     Args:
@@ -164,19 +166,11 @@ def sources_with(
         for each, found in zip(sources, columns, strict=True)
         for text in _losses(codes, found)
     ]
-    if not usable:
-        more = "".join(f"; {each}" for each in texts)
-        raise ConfigError(
-            f"learn_from: {lost} shares no parameter with the space: give experiments with parameters of the "
-            f"same names{more}"
-        )
-    if lost:
-        warnings.warn(
-            f"learn_from: {lost} shares no parameter with the space, so it is not used", stacklevel=2
-        )
-    for each in texts:
-        warnings.warn(f"learn_from: {each}", stacklevel=2)
-    return usable
+    if usable:
+        for each in texts:
+            warnings.warn(f"learn_from: {each}", stacklevel=2)
+    remedy = "; ".join(["give experiments with parameters of the same names", *texts])
+    return _usable(usable, lost, f"{lost} shares no parameter with the space", remedy)
 
 
 def _by_name(source: Mapping[str, Any]) -> dict[str, list[Any]]:
