@@ -93,10 +93,22 @@ SNAPSHOT = """
 
 MOMENTS = """
     import json, os, signal, sys, time, torch
+    os.environ["TRAINKIT_STOP_GRACE_S"] = "300"
     from pathlib import Path
     from torch import nn
-    from torch.utils.data import DataLoader
+    from torch.utils.data import DataLoader, Dataset
     from trainkit.train import TorchTrainer, TrainingOperator
+
+    class Samples(Dataset):
+        def __init__(self, operator):
+            self.operator = operator
+
+        def __len__(self):
+            return 20
+
+        def __getitem__(self, index):
+            self.operator.interrupt("wait", self.operator.global_step == 5, 60)
+            return torch.tensor([float(index)]), torch.tensor([0.0])
 
     class Line(TrainingOperator):
         def setup(self, config):
@@ -107,8 +119,7 @@ MOMENTS = """
             self.register(
                 models=model, optimizers=optimizer, schedulers=scheduler, criterion=nn.MSELoss()
             )
-            data = [(torch.tensor([float(x)]), torch.tensor([0.0])) for x in range(20)]
-            self.register_data(train_loader=DataLoader(data, 2))
+            self.register_data(train_loader=DataLoader(Samples(self), 2))
 
         def factor(self, epoch):
             self.interrupt("end", self.global_step)
@@ -124,16 +135,26 @@ MOMENTS = """
             self.interrupt("snapshot", self.global_step)
             return {}
 
-        def interrupt(self, moment, is_there):
+        def interrupt(self, moment, is_there, seconds=0.5):
             if moment == self.moment and is_there and self.world_rank == 0 and not Path("sent").exists():
                 Path("sent").touch()
                 os.kill(self.driver, signal.SIGTERM)
-                time.sleep(0.5)
+                time.sleep(seconds)
+                Path("waited").touch()
+
+    class OwnLoop(Line):
+        def train_epoch(self, iterator, info):
+            if info["epoch_idx"] == 0:
+                return super().train_epoch(iterator, info)
+            for batch in iterator:  # counts no batch, so that no pause is possible
+                self.interrupt("loop", True, 60)
+            return {}
 
     if __name__ == "__main__":
         config = {"driver": os.getpid(), "moment": sys.argv[1]}
         how = {"num_workers": 2, "use_gpu": False, "scheduler_step_freq": "epoch"}
-        trainer = TorchTrainer(training_operator_cls=Line, config=config, **how)
+        operator = OwnLoop if sys.argv[1] == "loop" else Line
+        trainer = TorchTrainer(training_operator_cls=operator, config=config, **how)
         try:
             trainer.train()
             trainer.train()
@@ -272,6 +293,18 @@ def test_a_signal_at_the_end_or_at_the_begin_of_an_epoch_loses_no_step(
     made = [int((programs.folder / f"made{rank}").read_text()) for rank in (0, 1)]
     assert least <= made[0] == made[1] < 10
     assert out == f"{made[0]}\n", err
+    assert programs.nothing_is_left(120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["wait", "loop"])
+def test_a_signal_waits_for_no_first_batch_and_for_no_loop_without_pauses(
+    programs: Programs, moment: str
+) -> None:
+    program = programs.begin(MOMENTS, moment)
+    out, err = program.communicate(timeout=300)
+    assert (program.returncode, out) == (128 + signal.SIGTERM, "5\n"), err
+    assert (programs.folder / "sent").exists() and not (programs.folder / "waited").exists()
     assert programs.nothing_is_left(120)
 
 

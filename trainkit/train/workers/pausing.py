@@ -102,7 +102,10 @@ class PausePage:
     pause.
     """
     ready = _Cell(2)
-    """1 once the workers have run a step after which they could pause, else 0."""
+    """1 once the workers have begun a step after which they could pause, else 0.
+
+    The value stays 1 after the end of an epoch, until the next epoch begins.
+    """
     stop = _Cell(3)
     """Number of the first call of `StopVote.answer` whose answer is True; 0 before a signal."""
     calls = _Cell(4)
@@ -189,10 +192,14 @@ class PauseRule:
         """True if pauses every n steps are planned."""
         return self._due_step < float("inf")
 
-    def forbid(self) -> None:
-        """Begin an epoch that can't pause, so that no signal waits for a pause."""
-        if self._page is not None:
-            self._page.ready = False
+    def allow(self, pauses: bool) -> None:
+        """Let a signal wait for a pause, or not wait. Worker 0 decides, because no step ends without it.
+
+        Args:
+            pauses: True once a step has begun after which the epoch can pause; False before an epoch.
+        """
+        if self._page is not None and self._rank == 0:
+            self._page.ready = pauses
 
     def after_step(self, global_step: int) -> bool:
         """Count a step, and return True if the worker pauses now.
@@ -206,7 +213,7 @@ class PauseRule:
         page, due = self._page, global_step >= self._due_step
         if page is None:
             return due
-        page.ready = True
+        self.allow(True)
         if due or page.step >= self._steps or self._rank > 0:
             return due or page.step == self._steps
         if page.asked or SYSTEM.monotonic() >= self._due_at:

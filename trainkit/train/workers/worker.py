@@ -175,13 +175,11 @@ class Worker(GroupMember):
             plan: plan of pauses; None trains without a pause.
         """
         self._abandon()
-        if dataset is not None:
-            if self._rule is not None:
-                self._rule.forbid()
-            with self._instead(dataset):
+        if self._rule is not None:
+            self._rule.allow(False)
+        if dataset is not None or plan is None or self._rule is None or not self._rule.can_pause(plan):
+            with nullcontext() if dataset is None else self._instead(dataset):
                 return self._train(num_steps, info, profile)
-        if plan is None or self._rule is None or not self._rule.can_pause(plan):
-            return self._train(num_steps, info, profile)
         self._running = PausableCall(partial(self._train, num_steps, info, profile))
         return self.go_on(plan)
 
@@ -462,7 +460,7 @@ class Worker(GroupMember):
                 if what == "train":
                     self._meters, self._earlier = Meters.of(self._earlier), []
                     more: dict[str, Any] = {"first": first, "meters": self._meters, "pause": self._pause}
-                    yield EpochBatches(batches, bar, total=lambda: feed.total, **more)
+                    yield EpochBatches(self._waited(batches), bar, total=lambda: feed.total, **more)
                 else:
                     yield EpochBatches(batches, bar)
             group.end_sending()
@@ -476,6 +474,13 @@ class Worker(GroupMember):
                 self._meters = None
             if bar is not None:
                 bar.close()
+
+    def _waited(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches of an epoch; from the first batch on, let a signal wait for the end of a step."""
+        for batch in batches:
+            if self._running is not None and self._rule is not None and not self._has_own_loop:
+                self._rule.allow(True)
+            yield batch
 
     @contextmanager
     def _instead(self, dataset: Any) -> Iterator[None]:
@@ -543,14 +548,10 @@ class Worker(GroupMember):
         check_state(state, counts, what)
         before = joined_state([WorkerState(detached(self._shared_state()), self.own_state())])
         try:
-            self._load_registered(state)
-        except MISFITS as error:
-            self._load_registered(before)
-            raise CheckpointError(f"{what} does not fit the registered objects: {error}") from error
-        except BaseException:
-            self._load_registered(before)
-            raise
-        try:
+            try:
+                self._load_registered(state)
+            except MISFITS as error:
+                raise CheckpointError(f"{what} does not fit the registered objects: {error}") from error
             operator.load_state_dict(whole(state["operator"]))
         except BaseException:
             self._load_registered(before)
