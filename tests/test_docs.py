@@ -10,6 +10,8 @@ import pytest
 from tests.pages import BLOCK, PAGES, README, check_that_it_runs, name, running
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+FENCED = re.compile(r"^ *```.*?^ *```\s*$", re.MULTILINE | re.DOTALL)
+PARAGRAPHS = re.compile(r"\n\s*\n|\n(?=\s*(?:- |\|))")
 
 
 def slugs(page: Path) -> set[str]:
@@ -26,6 +28,12 @@ def test_python_runs(page: Path, tmp_path: Path):
 @pytest.mark.parametrize("code", BLOCK.findall(README.read_text()), ids=lambda code: code.split("\n")[0])
 def test_each_block_of_the_readme_runs_alone(code: str, tmp_path: Path):
     check_that_it_runs(README, tmp_path, code)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_backticks_are_in_pairs(page: Path):
+    text = FENCED.sub("", page.read_text()).replace("``", "")
+    assert not [part for part in PARAGRAPHS.split(text) if part.count("`") % 2]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -230,9 +230,7 @@ def put(value: T) -> ObjectRef[T]:
         SerializationError: the value can't be pickled. The message names the part that can't be pickled.
     """
     if isinstance(value, ObjectRef):
-        raise ArgumentTypeError(
-            "put() does not accept a reference, whose value is stored already: use the reference itself"
-        )
+        raise ArgumentTypeError("put() takes no reference: pass the reference itself; any process can use it")
     return session.engine().put(value)
 
 

@@ -65,8 +65,8 @@ def _compile(module: nn.Module, code: CodeType) -> None:
             else:
                 own["forward"] = before
 
-    # `Module.compile()` also sets this attribute, because no other attribute replaces a module's call without
-    # wrapping the module.
+    # `Module.compile()` sets this attribute too. No other attribute replaces a module's call without wrapping
+    # the module.
     module._compiled_call_impl = called
 
 
