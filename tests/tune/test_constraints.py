@@ -345,6 +345,22 @@ def test_a_late_value_with_a_similar_name_is_no_mistake(fit):
     assert [result.feasible for result in grid] == [True, True]
 
 
+def test_a_value_that_a_stop_rule_adds_is_too_late_for_a_constraint(fit):
+    def adds(trial_id, result):
+        result["extra"] = 1.0
+        return False
+
+    grid = fit(
+        lambda config: {"loss": 1.0}, {}, metric="loss", constraints=["extra <= 5"], run={"stop": adds}
+    )
+    assert "a stop rule adds the value of a constraint" in str(grid.errors[0])
+
+
+def test_a_constraint_may_limit_the_time_of_a_trial(fit):
+    grid = fit(lambda config: {"loss": 1.0}, {}, metric="loss", constraints=["time_total_s <= 500"])
+    assert grid.get_best_result().feasible
+
+
 def test_lines_of_infeasible_trials_say_so(fit, capfd):
     def trained(config):
         return {"loss": 1.0, "size": config["x"]}

@@ -6,6 +6,7 @@ once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from trainkit.tune.controller.ending import end_experiment, end_if_due, guarded
 from trainkit.tune.controller.rules import WRONG_CONSTRAINT
 from trainkit.tune.controller.run_queue import would_go_on_at_once
 from trainkit.tune.controller.state import ControllerState
+from trainkit.tune.core.constraints import VIOLATION
 from trainkit.tune.core.metrics import keep_added, lookup, number_of
 from trainkit.tune.core.setting_names import setting
 from trainkit.tune.core.stoppers import ALIKE, misspelt, reported_names
@@ -105,8 +107,13 @@ def judge_end(state: ControllerState, trial: Trial, time: float) -> Failure | No
     if not state.plan.metrics or trial.trial_id in state.with_metric or not trial.last_result:
         return None
     lacking = [metric for metric in state.plan.metrics if lookup(trial.last_result, metric) is None]
-    if not lacking:  # the last report has all metrics, so the check has succeeded
-        return None
+    if not lacking:  # a stop rule has added the metrics to the last report, too late for constraints
+        if not math.isnan(trial.last_result.get(VIOLATION, 0.0)):
+            return None
+        text = (
+            "a stop rule adds the value of a constraint, but constraints read only reported values: report it"
+        )
+        return Failure("MetricError", text, retry=False)
     metric, last = lacking[0], trial.last_result
     text = state.plan.missing(metric, last)
     if is_limited := state.plan.is_limited(metric):
