@@ -23,6 +23,7 @@ from trainkit.tune.search import (
     Repeater,
     create_searcher,
 )
+from trainkit.tune.space.search_space import Space
 
 ROW = Row("gp", GaussianProcessSearch)
 PLANE = {"x": tune.uniform(-10, 10), "y": tune.uniform(-10, 10)}
@@ -157,6 +158,21 @@ def test_results_beyond_those_that_the_model_chooses_from():
     assert len(chosen) <= 800 and chosen == sorted(set(chosen))
     assert {*np.argsort(losses)[:266].tolist(), *range(4734, 5000)} <= {*chosen}
     assert np.diff(chosen).max() < 25
+
+
+def test_no_trial_is_repeated_if_the_model_contains_only_some():
+    size = 14
+    searcher = GaussianProcessSearch()
+    points = np.random.default_rng(0).permutation(size * size)
+    for point in points[:-6]:
+        x, y = divmod(int(point), size)
+        searcher.add_evaluated_point({"x": x, "y": y}, (x - 7) ** 2 + (y - 7) ** 2)
+    space = {"x": tune.randint(0, size), "y": tune.randint(0, size)}
+    searcher.begin(Space.of(space), metric="loss", mode="min", num_samples=6, seed=0)
+    left = {divmod(int(point), size) for point in points[-6:]}
+    for number in range(6):
+        config = searcher.suggest(f"t{number}")
+        left.remove((config["x"], config["y"]))
 
 
 def test_a_space_of_constants_and_one_of_a_single_value():

@@ -110,10 +110,11 @@ def proposals(
     rng: Generator,
     feasibility: Feasibility | None = None,
     feasible: Floats | None = None,
+    tried: Floats | None = None,
 ) -> Floats:
     """Return rows of the space, those with the largest gain first; shape (m, d).
 
-    Rows that the process already contains are left out.
+    Rows that were tried are left out.
 
     Args:
         process: process of the losses.
@@ -121,6 +122,7 @@ def proposals(
         rng: generator of the random candidates.
         feasibility: probability of a feasible row; None: there are no constraints.
         feasible: with constraints, the rows of the feasible trials, shape (k, d).
+        tried: rows of all trials, shape (n, d); None: the rows of the process.
     """
     known = process.rows if feasible is None else feasible
     merit = process.mean(known)
@@ -149,8 +151,8 @@ def proposals(
     rows = np.concatenate([climbed, rows])
     gains = np.concatenate([gain(climbed), gains])
     rows = rows[np.argsort(-gains, kind="stable")]
-    tried = set(_rounded(process.rows))
-    return rows[[row not in tried for row in _rounded(rows)]]
+    left_out = set(_rounded(process.rows if tried is None else tried))
+    return rows[[row not in left_out for row in _rounded(rows)]]
 
 
 def _rounded(rows: Floats) -> list[bytes]:

@@ -160,9 +160,12 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
             return None
         if number == 0 and self._believed is not None:
             return self._believed
-        tried = np.array([row for row, _ in self._known.values()]).reshape(-1, len(self.form))
         with one_thread():
-            return self._earlier.first_rows(number, tried, rows, losses, rng)
+            return self._earlier.first_rows(number, self._tried(), rows, losses, rng)
+
+    def _tried(self) -> Floats:
+        """Return the rows of all trials, which are more than the rows in the model."""
+        return np.array([row for row, _ in self._known.values()]).reshape(-1, len(self.form))
 
     def _proposals(self, names: list[str], rows: Floats, losses: list[float], rng: Generator) -> Floats:
         running = np.array(self._running()[-RUNNING:]).reshape(-1, len(self.form))
@@ -173,12 +176,12 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
                 process = self._earlier.process(rows, losses)
             process = process.with_expected(running)
             if not self.constraints:
-                return proposals(process, self.form, rng)
+                return proposals(process, self.form, rng, tried=self._tried())
             unknown = [math.nan] * len(self.constraints)
             excesses = np.array([self._excesses.get(name, unknown) for name in names])
             feasible = ~np.isnan(losses) & np.all(excesses <= 0, axis=1)
             feasibility = Feasibility(self.form, rows, excesses)
-            return proposals(process, self.form, rng, feasibility, rows[feasible])
+            return proposals(process, self.form, rng, feasibility, rows[feasible], self._tried())
 
     # --- constraints ------------------------------------------------------------------------------
 
