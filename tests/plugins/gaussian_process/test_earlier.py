@@ -226,6 +226,21 @@ def test_numbers_outside_and_unknown_values_of_lists_keep_their_places():
     assert best_of(searched(3, frame)) < 0.9
 
 
+@pytest.mark.parametrize("far", [math.inf, -math.inf, 1e300, 10**400])
+def test_a_parameter_far_outside_does_not_disturb_the_others(far):
+    frame = drawn(80)
+    row = {"lr": far, "width": far, "kind": "a", "rate": 0.5, "loss": 9.0}
+    records = [*frame.to_dict("records"), row]
+    (source,) = plain_sources(records, "loss", "min")
+    assert len(source["configs"]) == 81
+    assert best_of(searched(3, records)) < 0.8
+
+
+def test_a_column_may_be_called_metric():
+    (source,) = plain_sources(drawn(3).assign(metric=1.0, mode=2.0), "loss", "min")
+    assert source["mode"] == "min" and source["configs"][0]["metric"] == 1.0
+
+
 def test_failed_trials_of_a_source_are_avoided():
     frame = drawn(100, of=lambda config: np.nan if config["kind"] == "b" else loss(config))
     assert searched(1, frame)[0]["kind"] != "b"

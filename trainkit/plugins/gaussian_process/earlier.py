@@ -52,6 +52,8 @@ RANDOM = 600
 """Number of random candidates for the portfolio."""
 BEST = 40
 """Number of the sources' best configurations among the candidates."""
+FARTHEST = 2.0
+"""Largest distance of an earlier value from its present range, in widths of the range."""
 DEVIATION = 0.5
 """Standard deviation of the present problem from a source, in the unit of the normal scores."""
 LENGTH = 0.35
@@ -130,7 +132,8 @@ def _position(code: Any, value: Any, otherwise: float) -> float:
         return -1.0 if place is None else float(place)
     if not is_number(value):
         return otherwise
-    return code.nearest_unit(value) if isinstance(code, ListCode) else float(code.to_unit(value))
+    unit = code.nearest_unit(value) if isinstance(code, ListCode) else float(code.to_unit(value))
+    return min(max(unit, -FARTHEST), 1 + FARTHEST)
 
 
 def _normal_scores(losses: Floats) -> Floats:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import warnings
@@ -10,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.core.checks import is_number
+from trainkit.tune.core.checks import is_finite, is_number
 from trainkit.tune.core.constraints import VIOLATION
 from trainkit.tune.core.metrics import PLAIN_TYPES, as_scalar, flatten, lookup, shortened_repr
 from trainkit.tune.results.result import Result
@@ -105,7 +104,7 @@ def _plain(source: Any, metric: str, mode: str | None, name: str) -> dict[str, A
             "of such experiments"
         )
     trials = [_trial(each, metric) for each in entries]
-    if getattr(source, "metric", None) == metric:
+    if isinstance(source, ResultGrid) and source.metric == metric:
         mode = source.mode or mode
     kept = [each for each in trials if each is not None]
     return {
@@ -139,13 +138,17 @@ def _value(metrics: Mapping[str, Any], metric: str) -> float | None:
     """Return the value of a metric; None for a value that is not finite, or if a constraint is violated."""
     value, violation = lookup(metrics, metric), metrics.get(VIOLATION, 0)
     violated = is_number(violation) and violation > 0
-    return float(value) if is_number(value) and math.isfinite(value) and not violated else None
+    return float(value) if is_number(value) and is_finite(as_scalar(value)) and not violated else None
 
 
 def _scalars(config: Mapping[str, Any]) -> dict[str, Any]:
     scalars = {name: as_scalar(value) for name, value in config.items()}
-    # A DataFrame has NaN where a configuration lacks a parameter.
-    return {name: each for name, each in scalars.items() if type(each) in PLAIN_TYPES and each == each}
+    # A DataFrame has NaN where a configuration lacks a parameter. An infinite number has no place on a scale.
+    return {
+        name: each
+        for name, each in scalars.items()
+        if type(each) in PLAIN_TYPES and (is_finite(each) or not is_number(each))
+    }
 
 
 def sources_with(codes: Mapping[str, object], sources: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
