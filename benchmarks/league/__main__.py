@@ -3,8 +3,9 @@
 `--install FOLDER` first makes an environment with the other libraries and the packages that bring problems,
 from `peers.txt`. Afterwards no network is needed. A cell is a problem, a method, a number of workers and a
 seed; `--rows FILE` keeps a line for each finished cell, so the same command resumes the league. `--again
-METHOD` repeats a method's cells, after a change of this package. The cells with the first seeds and the fast
-methods run first, so that a league that ends early has all problems. Seeds are 0, 1, 2 and so on for all.
+METHOD` first removes a method's cells from the file, after a change of this package. The cells with the
+first seeds and the fast methods run first, so that a league that ends early has all problems. Seeds are
+0, 1, 2 and so on for all.
 
 Without `--peers`, only this package and its own problems run. `--record FILE` writes the means of all cells,
 and `--page FILE` writes the page from a record. Prints the summary, and rows as one line of JSON.
@@ -146,7 +147,7 @@ class League:
         return self._processes[module]
 
     def run(self, cell: Cell) -> dict[str, Any]:
-        """Run a cell, and return its row."""
+        """Run a cell, and return its row, which has the error of another library if the library fails."""
         if cell.problem not in self._problems:
             source = None if cell.problem in problems.OWN else self._process("installed")
             self._problems[cell.problem] = problems.load(cell.problem, source)
@@ -154,7 +155,13 @@ class League:
             search = methods.ours(**OURS[cell.method])
         else:
             search = methods.theirs(cell.method, self._process("peers"))
-        done = search(self._problems[cell.problem], cell.seed, cell.workers, cell.evaluations)
+        try:
+            done = search(self._problems[cell.problem], cell.seed, cell.workers, cell.evaluations)
+        except RuntimeError as error:
+            if cell.method in OURS:
+                raise
+            self._processes.pop("peers").close()
+            return {**asdict(cell), "error": str(error)}
         points = [point for point in record.POINTS if point <= cell.evaluations]
         found = [float(f"{value:.6g}") for value in regrets(done.seen, points)]
         return {**asdict(cell), "regret": found, "cpu_s": round(done.cpu_s, 3), "version": done.version}
@@ -177,7 +184,7 @@ def played(
     league: League, todo: Sequence[Cell], known: list[dict[str, Any]], path: Path | None, ends: float
 ) -> None:
     """Run the cells that are not known, until the time `ends`; append each row to `known` and to the file."""
-    done = {tuple(row[key] for key in Cell.__match_args__) for row in known}
+    done = {tuple(row[key] for key in Cell.__match_args__) for row in known if "error" not in row}
     if path is not None and path.exists() and not path.read_text().endswith("\n"):
         with path.open("a") as file:
             file.write("\n")
@@ -199,7 +206,9 @@ def main() -> None:
     arguments.add_argument("--peers", type=Path, metavar="FOLDER", help="environment of the other libraries")
     arguments.add_argument("--minutes", type=float, default=30.0, help="start no cell afterwards")
     arguments.add_argument("--rows", type=Path, metavar="FILE", help="finished cells, appended")
-    arguments.add_argument("--again", action="append", default=[], metavar="METHOD", help="repeat its cells")
+    arguments.add_argument(
+        "--again", action="append", default=[], metavar="METHOD", help="first remove its cells"
+    )
     arguments.add_argument("--only", action="append", metavar="METHOD", help="run no other methods")
     arguments.add_argument("--record", type=Path, metavar="FILE", help="write the means of all cells")
     arguments.add_argument("--page", type=Path, metavar="FILE", help="write the page of the record, no more")
@@ -215,6 +224,8 @@ def main() -> None:
         names, chosen = [*names, *problems.INSTALLED], [*chosen, *peers.METHODS]
     chosen = [name for name in chosen if given.only is None or name in given.only]
     known = [row for row in rows_in(given.rows) if row["method"] not in given.again]
+    if given.again and given.rows is not None:
+        given.rows.write_text("".join(f"{json.dumps(row)}\n" for row in known))
     league = League(given.peers)
     try:
         todo = cells([SMALL] if given.small else STAGES, names, chosen)

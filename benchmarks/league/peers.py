@@ -41,6 +41,8 @@ class Optuna:
     """
 
     package = "optuna"
+    ordered = False
+    """True: a list of numbers is the range of its places, an integer, in place of categories."""
 
     def __init__(self, space: Space, seed: int, evaluations: int, reports: int) -> None:
         import optuna
@@ -67,7 +69,9 @@ class Optuna:
             name = each["name"]
             if each["parent"] and config.get(each["parent"]) not in each["branches"]:
                 continue
-            if each["values"]:
+            if each["values"] and self.ordered and _is_numeric(each):
+                config[name] = each["values"][trial.suggest_int(name, 0, len(each["values"]) - 1)]
+            elif each["values"]:
                 config[name] = trial.suggest_categorical(name, each["values"])
             elif each["integer"]:
                 config[name] = trial.suggest_int(name, each["low"], each["high"], log=each["log"])
@@ -108,6 +112,18 @@ class OptunaCMA(Optuna):
         return self._optuna.samplers.CmaEsSampler(seed=seed)
 
 
+class OptunaOrdered(Optuna):
+    """Optuna, with lists of numbers in their order."""
+
+    ordered = True
+
+
+class OptunaCMAOrdered(OptunaCMA):
+    """Optuna with CMA-ES, with lists of numbers in their order."""
+
+    ordered = True
+
+
 class HyperOpt:
     """HyperOpt with TPE."""
 
@@ -123,7 +139,7 @@ class HyperOpt:
             if each["values"]:
                 return hp.choice(name, each["values"])
             if each["integer"]:
-                return hp.randint(name, low, high + 1)
+                return hp.uniformint(name, low, high)
             if each["log"]:
                 return hp.loguniform(name, float(np.log(low)), float(np.log(high)))
             return hp.uniform(name, low, high)
@@ -314,6 +330,8 @@ METHODS: dict[str, Any] = {
     "Optuna Hyperband": OptunaHyperband,
     "Optuna GP": OptunaGP,
     "Optuna CMA-ES": OptunaCMA,
+    "Optuna TPE, ordered": OptunaOrdered,
+    "Optuna CMA-ES, ordered": OptunaCMAOrdered,
     "HyperOpt": HyperOpt,
     "SMAC": SMAC,
     "Ax": Ax,

@@ -30,19 +30,26 @@ def of(rows: Rows) -> dict[str, Any]:
 
     A cell has for each method the mean regret at each point relative to random search's mean at the last
     point, and its standard error; and for each point that is told, the comparison of ours with the other
-    library of the smallest mean. All of them are over the first seeds, and a method that has not run all of
-    these is left out. So that methods with few seeds are compared too, further stages have fewer seeds.
+    library that is best against it. All of them are over the first seeds, and a method that has not run all
+    of these is left out. So that methods with few seeds are compared too, further stages have fewer seeds.
     """
     stages: dict[tuple[bool, int, int], Group] = defaultdict(lambda: defaultdict(lambda: defaultdict(dict)))
-    versions = {}
+    versions: dict[str, set[str]] = defaultdict(set)
+    failed: dict[str, str] = {}
     cpu: dict[str, list[float]] = defaultdict(list)
     for row in rows:
+        cell = f"{row['problem']}, {row['method']}, {row['workers']}, {row['evaluations']}, {row['seed']}"
+        if "error" in row:
+            failed[cell] = row["error"]
+            continue
+        failed.pop(cell, None)
         key = (row["problem"].startswith("curves"), row["workers"], row["evaluations"])
         stages[key][row["problem"]][row["method"]][row["seed"]] = row["regret"]
-        versions[row["method"]] = row["version"]
+        versions[row["method"]].add(row["version"])
         cpu[row["method"]].append(row["cpu_s"] / row["evaluations"])
     return {
-        "versions": dict(sorted(versions.items())),
+        "versions": {name: ", ".join(sorted(found)) for name, found in sorted(versions.items())},
+        "failed": failed,
         "seconds": {name: float(f"{sum(found) / len(found):.3g}") for name, found in sorted(cpu.items())},
         "stages": [
             {"curves": curves, "workers": workers, "evaluations": evaluations, **each}
@@ -63,7 +70,8 @@ def _by_seeds(group: Group, points: Sequence[int]) -> list[dict[str, Any]]:
     for seeds in sorted({min(counts[len(counts) // 10], size) for size in (math.inf, FEWEST, 1)})[::-1]:
         cells = {name: cell for name in sorted(group) if (cell := _cell(group[name], points, int(seeds)))}
         if new := {name for cell in complete(cells).values() for name in cell} - ranked:
-            found.append({"seeds": int(seeds), "points": list(points), "cells": cells})
+            out = sorted(group.keys() - cells.keys())
+            found.append({"seeds": int(seeds), "points": list(points), "left_out": out, "cells": cells})
             ranked |= new
     return found
 
@@ -90,12 +98,21 @@ def _cell(
     names = [name for name in runs if is_peer(name)]
     for place, point in enumerate(points):
         if OURS in runs and names and point in TOLD:
-            best = min(names, key=lambda name: found["methods"][name]["mean"][place])
-            ours, theirs = ([run[place] / unit for run in runs[name]] for name in (OURS, best))
-            compared = paired(ours, theirs)
-            error = _short(compared.error) if seeds >= FEWEST else None
-            found["against"][str(point)] = {"peer": best, "gain": _short(compared.gain), "error": error}
+            at_point = {name: [run[place] / unit for run in runs[name]] for name in (OURS, *names)}
+            all_peers = [_against(at_point[OURS], at_point[name], name) for name in names]
+            found["against"][str(point)] = min(all_peers, key=_difference)
     return found
+
+
+def _against(ours: Sequence[float], theirs: Sequence[float], peer: str) -> dict[str, Any]:
+    compared = paired(ours, theirs)
+    error = _short(compared.error) if len(ours) >= FEWEST else None
+    return {"peer": peer, "gain": _short(compared.gain), "error": error}
+
+
+def _difference(against: Mapping[str, Any]) -> tuple[float, float]:
+    apart = errors_apart(against)
+    return (against["gain"] if apart is None else apart), against["gain"]
 
 
 def written(found: Mapping[str, Any]) -> str:
@@ -114,10 +131,17 @@ def _short(value: float) -> float:
 
 
 def errors_apart(against: Mapping[str, Any]) -> float | None:
-    """Return by how many standard errors ours is better; None if the error is unknown."""
-    if against["gain"] == 0 and against["error"] is not None:
+    """Return by how many standard errors ours is better; None if the error is unknown.
+
+    A difference that all seeds have alike is infinite.
+    """
+    if against["error"] is None:
+        return None
+    if against["gain"] == 0:
         return 0.0
-    return against["gain"] / against["error"] if against["error"] else None
+    return (
+        against["gain"] / against["error"] if against["error"] else math.copysign(math.inf, against["gain"])
+    )
 
 
 def ranks(stage: Mapping[str, Any], point: int) -> dict[str, float]:
