@@ -73,7 +73,7 @@ THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 FOLDERS = "TRAINKIT_TEST_FOLDERS"
 """The folders of a run, which processes of xdist inherit."""
 
-OWN_FILES = ("trainkit-inline-", "trainkit-sklearn-")
+OWN_FILES = ("check-", "trainkit-inline-", "trainkit-run-", "trainkit-sklearn-")
 """Beginnings of the names of temporary files that must not outlive their test."""
 
 RUN = "TRAINKIT_TEST_RUN"
