@@ -218,7 +218,7 @@ class Earlier:
         center = residuals.mean()
         residuals = residuals - center
         chosen = representatives(rows, scaled, listed, IN_FIT)
-        kernel = fitted_kernel(self._encoding, rows[chosen], residuals[chosen], SMOOTH)
+        kernel = fitted_kernel(self._encoding, rows[chosen], residuals[chosen])
         chosen = representatives(rows, scaled, listed, IN_MODEL)
         parts = [(w, each) for w, each in zip(weights.tolist(), self._experts, strict=True) if w > 0]
         return _Informed(kernel, rows[chosen], residuals[chosen], parts)
