@@ -145,9 +145,6 @@ class TuneConfig(Settings):
             object.__setattr__(self, "search_alg", create_searcher(self.search_alg))
         if isinstance(self.scheduler, str):
             object.__setattr__(self, "scheduler", create_scheduler(self.scheduler))
-        knows = self.learn_from is not None or bool(self.priors)
-        if knows and self.search_alg is None:
-            object.__setattr__(self, "search_alg", create_searcher("auto"))
         require_kind("search_alg", self.search_alg, Searcher, "trainkit.tune.search.BasicVariantGenerator()")
         require_kind("scheduler", self.scheduler, TrialScheduler, "trainkit.tune.schedulers.ASHAScheduler()")
         if self.scheduler is not None:
@@ -156,9 +153,10 @@ class TuneConfig(Settings):
             value = getattr(self, name)
             require(value is None or callable(value), f"{name}={value!r}: give a function of a trial")
 
-        if knows:
+        if self.learn_from is not None or self.priors:
             # The sources are read now, and their data are stored, because they may change or go.
-            searcher = called(copy.deepcopy(cast("Searcher", self.search_alg)))
+            searcher = cast("Searcher | None", self.search_alg) or create_searcher("auto")
+            searcher = called(copy.deepcopy(searcher))
             plain = searcher.learn_from(self.learn_from, self.priors, self.one_metric, self.one_mode)
             object.__setattr__(self, "learn_from", plain)
 

@@ -154,3 +154,46 @@ def test_a_space_may_have_conditions(fit, seed):
     found = fit(objective, CONDITION, metric="loss", num_samples=6, seed=seed, priors={"w": 0.2})
     assert found[0].config["w"] == pytest.approx(0.2)
     assert found[0].config["rate"] == 0.5
+
+
+@pytest.mark.usefixtures("inline")
+@pytest.mark.parametrize("given", [None, "gp"])
+def test_a_restore_with_the_same_settings_keeps_the_searcher(fit, restore, given):
+    def objective(config):
+        return {"loss": loss(config)}
+
+    settings = {"metric": "loss", "seed": 3, "max_concurrent_trials": 1, "search_alg": given}
+    sources = [
+        {"name": "earlier", "mode": "min", "configs": [{"lr": 1e-5}, {"lr": 0.1}], "values": [0.0, 5.0]}
+    ]
+    known = {"priors": {"lr": 1e-4}, "learn_from": sources}
+    part = fit(objective, SPACE, **settings, **known, num_samples=3)
+    with pytest.raises(ConfigError, match=r"TuneConfig\(priors={'lr': 0.1}\) differs from the experiment's"):
+        restore(objective, metric="loss", priors={"lr": 0.1})
+    with pytest.raises(ConfigError, match=r"TuneConfig\(learn_from=.* differs from the experiment's"):
+        restore(objective, metric="loss", learn_from=[{**sources[0], "values": [5.0, 0.0]}])
+    known["learn_from"] = [{**sources[0], "name": "./earlier"}]
+    rest = restore(objective, metric="loss", mode="min", num_samples=8, **known)
+    assert rest.facts()["tune_config"]["search_alg"] == part.facts()["tune_config"]["search_alg"]
+    whole = fit(objective, SPACE, **settings, **known, num_samples=8, run={"name": "whole"})
+    assert [each.config for each in rest] == [each.config for each in whole]
+
+
+def first(values):
+    return values[0]
+
+
+@pytest.mark.usefixtures("inline")
+def test_a_restore_asks_for_a_prior_that_the_file_cannot_store(fit, restore):
+    def objective(config):
+        return {"loss": float(config["make"] is first)}
+
+    space = {"make": tune.choice([first, lambda values: values[-1]]), "x": tune.uniform(0, 1)}
+    priors = {"make": space["make"].categories[1]}
+    settings = {"metric": "loss", "seed": 3, "max_concurrent_trials": 1, "priors": priors}
+    fit(objective, space, **settings, num_samples=2)
+    with pytest.raises(ConfigError, match="started with priors=an object, which its file cannot store"):
+        restore(objective, param_space=space)
+    rest = restore(objective, metric="loss", mode="min", priors=priors, num_samples=4, param_space=space)
+    whole = fit(objective, space, **settings, num_samples=4, run={"name": "whole"})
+    assert [each.config["x"] for each in rest] == [each.config["x"] for each in whole]

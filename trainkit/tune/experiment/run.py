@@ -156,12 +156,6 @@ class ExperimentRun:
             raise TuneArgumentError(
                 f"TuneConfig(seed={tune.seed}) differs from the experiment's {facts['seed']}: leave it out"
             )
-        limits = tuple(facts["tune_config"].get("constraints", ()))
-        if tune is not None and tune.constraints not in ((), limits):
-            raise TuneArgumentError(
-                f"TuneConfig(constraints={[*map(str, tune.limits)]}) differs from the experiment's "
-                f"{list(limits)}: leave it out, or start a new experiment"
-            )
         tune = restored_tune_config(facts["tune_config"], tune)
         if param_space is not None:
             param_space = setup.make_space(param_space, tune).tree

@@ -79,7 +79,7 @@ def make_parts(
 def default_searcher(tune: TuneConfig) -> Searcher:
     """Return a new searcher for settings without one."""
     # Population based training compares trials that start with independent configurations.
-    name = DEFAULT if population_of(tune) is None else "random"
+    name = DEFAULT if tune.learn_from or tune.priors or population_of(tune) is None else "random"
     return create_searcher(name, num_samples=tune.num_samples)
 
 

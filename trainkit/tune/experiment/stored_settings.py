@@ -11,6 +11,8 @@ from trainkit.registry import Registry
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, SyncConfig, TuneConfig
 from trainkit.tune.core import seeds
+from trainkit.tune.core.constraints import constraints_of
+from trainkit.tune.core.metrics import shortened_repr
 from trainkit.tune.core.stoppers import describe_stop, stop_of
 from trainkit.tune.core.trial import experiment_prefix
 from trainkit.tune.schedulers import SCHEDULERS, TrialScheduler, described_scheduler
@@ -34,6 +36,9 @@ _POLICIES: dict[str, Callable[..., Any]] = {
 
 _NOT_KEPT = ("seed", "chdir_to_trial_dir")
 """TuneConfig settings stored elsewhere: `seed` among the experiment's facts, the other in the RunConfig."""
+
+_FIXED = ("constraints", "learn_from", "priors")
+"""TuneConfig settings that a restore cannot change, because the earlier suggestions depend on them."""
 
 # A restore creates only the objects of these settings from the file. The user must pass all other objects
 # again.
@@ -104,19 +109,34 @@ def describe_metric(tune: TuneConfig) -> str | list[str] | None:
     return tune.one_metric or [each.metric for each in tune.objectives] or None
 
 
+def _comparable(name: str, value: Any) -> Any:
+    if name == "learn_from":  # the name of an earlier experiment is its folder as the user spells it
+        return [{**source, "name": ""} for source in value or ()]
+    return constraints_of(list(value or ())) if name == "constraints" else dict(value or {})
+
+
 def restored_tune_config(stored: Mapping[str, Any], given: TuneConfig | None) -> TuneConfig:
     """Return the stored TuneConfig, overridden by the fields of `given` that differ from their defaults.
 
     Raises:
-        ConfigError: the file could not store a custom scheduler or searcher, or a function.
+        ConfigError: the file could not store a custom scheduler or searcher, or a function; or `given`
+            changes a setting that a restore cannot change.
     """
     settings = _given(given or TuneConfig(), TuneConfig())
+    for name in settings.keys() & set(_FIXED):
+        new, old = settings[name], stored.get(name)
+        # The user passes objects again that the file cannot store.
+        if not holds_opaque(old) and _comparable(name, new) != _comparable(name, old):
+            raise TuneArgumentError(
+                f"TuneConfig({name}={shortened_repr(new)}) differs from the experiment's "
+                f"{shortened_repr(old)}: leave it out, or start a new experiment"
+            )
     lacking, why = {}, []
     for name, value in stored.items():
         if name in settings:
             continue
         if name not in _MADE_AGAIN and holds_opaque(value):
-            lacking[name] = "a function"
+            lacking[name] = "an object" if name == "priors" else "a function"
             continue
         settings[name] = value
         if name in _MADE_AGAIN and value is not None:
