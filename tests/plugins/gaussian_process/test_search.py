@@ -261,3 +261,17 @@ print(sorted({"scipy", "sklearn", "torch", "optuna", "pandas"} & set(sys.modules
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=100
     )
     assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+
+
+def test_partial_points_of_a_space_with_two_conditional_lists():
+    space = {
+        "a": tune.choice(["p", "q", "r"]),
+        "b": tune.choice(["s", "t"]),
+        "x": tune.when({"a": "p"}, tune.uniform(0, 1)),
+        "y": tune.when({"b": "s"}, tune.uniform(0, 1)),
+    }
+    points = [{"a": "p"}, {"b": "s"}, {"a": "q"}, {"b": "t"}]
+    searcher = GaussianProcessSearch(points_to_evaluate=points)
+    searcher.begin(Space.of(space), metric="loss", mode="min", num_samples=8, seed=0)
+    configs = [searcher.suggest(f"t{n}") for n in range(8)]
+    assert all(point.items() <= config.items() for point, config in zip(points, configs, strict=False))

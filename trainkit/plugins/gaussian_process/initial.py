@@ -112,8 +112,10 @@ def initial_row(encoding: Encoding, number: int, seed: int) -> Floats:
     Configuration 0 has all numbers in the middle of their ranges. A list that decides about other parameters
     takes its values in turn, so that each branch is tried early. After each cycle, the values of every list
     but the first are shifted, so that two lists, or a list and a nested list, are tried in all combinations.
+    The missing values of a user's points have negative numbers, which count from the end of the sequence.
     """
-    row = encoding.from_unit(sobol(number % 2**BITS, len(encoding), seed)[None])
+    number %= 2**BITS
+    row = encoding.from_unit(sobol(number, len(encoding), seed)[None])
     if number == 0:
         row = np.where(encoding.categories > 0, row, 0.5)
     places = np.flatnonzero(encoding.parents & (encoding.categories > 0)).tolist()
