@@ -197,3 +197,32 @@ def test_a_restore_asks_for_a_prior_that_the_file_cannot_store(fit, restore):
     rest = restore(objective, metric="loss", mode="min", priors=priors, num_samples=4, param_space=space)
     whole = fit(objective, space, **settings, num_samples=4, run={"name": "whole"})
     assert [each.config["x"] for each in rest] == [each.config["x"] for each in whole]
+
+
+def test_a_dictionary_can_be_a_value():
+    space = {"net": tune.choice([{"depth": 1}, {"depth": 9}]), "inner": {"x": tune.uniform(0, 1)}}
+    searcher = GaussianProcessSearch()
+    searcher.learn_from(None, {"net": {"depth": 9}, "inner": {"x": 0.2}}, "loss", "min")
+    searcher.begin(Space.of(space), metric="loss", mode="min", num_samples=3, seed=0)
+    assert searcher.suggest("t") == {"net": {"depth": 9}, "inner": {"x": pytest.approx(0.2, abs=0.02)}}
+
+
+@pytest.mark.parametrize(
+    "space, message",
+    [
+        ({"lr": tune.grid_search([1, 2])}, "without a grid: use tune.choice"),
+        ({"lr": 1}, "with domains: replace a constant"),
+    ],
+)
+def test_the_error_says_what_is_missing(space, message):
+    with pytest.raises(ConfigError, match=message):
+        tune.Tuner(
+            loss,
+            param_space=space,
+            tune_config=tune.TuneConfig(metric="loss", mode="min", priors={"lr": 1}),
+        )
+
+
+def test_the_error_asks_for_the_mode():
+    with pytest.raises(ConfigError, match="one metric and its mode"):
+        tune.Tuner(loss, param_space=SPACE, tune_config=tune.TuneConfig(metric="loss", priors={"lr": 1e-3}))

@@ -72,9 +72,14 @@ class AutoSearch(SearcherWrapper):
             self._inner = called(self.searcher)
             self._inner.learn_from(self._sources, self._priors, metric, mode)
         elif self._sources or self._priors:
-            raise ConfigError(
-                "learn_from and priors need one metric, and a space with domains and without a grid"
-            )
+            lacking = "one metric and its mode: set them in TuneConfig"
+            if space.axes:
+                lacking = "a space without a grid: use tune.choice instead of tune.grid_search"
+            elif not domains:
+                lacking = "a param_space with domains: replace a constant by a domain, such as tune.uniform"
+            elif not is_supported:
+                lacking = "trainkit's own domains: replace a domain of your own, such as by tune.choice"
+            raise ConfigError(f"learn_from and priors need {lacking}")
         super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
 
     def learn_from(

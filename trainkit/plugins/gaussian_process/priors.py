@@ -10,14 +10,13 @@ functions with user beliefs for Bayesian optimization", ICLR 2022.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from trainkit.errors import ConfigError, did_you_mean
 from trainkit.plugins.gaussian_process.encoding import Encoding, Floats
-from trainkit.tune.core.metrics import flatten
 from trainkit.tune.core.seeds import initial_generator
 
 WIDTH = 0.15
@@ -36,7 +35,17 @@ def checked_priors(priors: Any) -> Mapping[str, Any]:
     """
     if not isinstance(priors, Mapping | None):
         raise ConfigError(f"priors={priors!r}: give a dictionary of values, such as {{'lr': 1e-3}}")
-    return flatten(priors or {})
+    return dict(priors or {})
+
+
+def _by_name(priors: Mapping[str, Any], names: Collection[str], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield name and value of each prior; a dictionary that is a value of one of `names` is not divided."""
+    for key, value in priors.items():
+        name = f"{above}{key}"
+        if isinstance(value, Mapping) and name not in names:
+            yield from _by_name(value, names, f"{name}/")
+        else:
+            yield name, value
 
 
 class Belief:
@@ -44,7 +53,7 @@ class Belief:
 
     Args:
         encoding: encoding of the space.
-        priors: believed best values, by name of the parameter.
+        priors: believed best values, by name of the parameter, or in nested dictionaries.
         seed: seed of the other values of `best`.
 
     Raises:
@@ -53,6 +62,7 @@ class Belief:
 
     def __init__(self, encoding: Encoding, priors: Mapping[str, Any], seed: int) -> None:
         domains = {each.name: each.domain for each in encoding.declared.parameters}
+        priors = dict(_by_name(priors, domains))
         for name, value in priors.items():
             if name not in domains:
                 raise ConfigError(
