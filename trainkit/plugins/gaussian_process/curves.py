@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from trainkit.tune.core.checks import is_finite
 from trainkit.tune.core.metrics import number_of
 from trainkit.tune.schedulers.base import Decision, Verdict
 
@@ -50,7 +51,7 @@ class Curves:
     def add(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """Add a report, which replaces earlier reports of the same iteration or a later iteration."""
         value, iteration = number_of(result, self._metric), number_of(result, RESOURCE)
-        if value is None or iteration is None or not math.isfinite(value):
+        if value is None or iteration is None or not is_finite(value):
             return
         curve = self._curves.setdefault(trial_id, Curve())
         place = bisect_left(curve.iterations, iteration)

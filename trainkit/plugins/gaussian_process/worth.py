@@ -19,7 +19,7 @@ from trainkit.plugins.gaussian_process.acquisition import proposals
 from trainkit.plugins.gaussian_process.encoding import Encoding, Floats, encoding_of
 from trainkit.plugins.gaussian_process.model import process_of
 from trainkit.plugins.gaussian_process.threads import one_thread
-from trainkit.tune.core.checks import is_number, require_number, require_whole
+from trainkit.tune.core.checks import is_finite, is_number, require_number, require_whole
 from trainkit.tune.core.constraints import Constraint, violation_of
 from trainkit.tune.core.metrics import lookup
 from trainkit.tune.core.seeds import suggestion_generator
@@ -44,11 +44,12 @@ class NotWorthIt(Stopper):
     bound on the regret: the difference between the best result that the model can vouch for, and the best
     result that it thinks possible anywhere. The search ends if the bound is below the standard
     deviation of the results' noise, or below `threshold`, for `patience` trials in a row. A trial that
-    failed or violates a constraint counts as the worst trial.
+    reports NaN or violates a constraint counts as the worst trial. A trial that fails before its first report
+    does not count.
 
     Args:
         threshold: bound below which the search ends without noise, in standard deviations of the results.
-        least: minimum number of trials; None: 20, and 2 more for each parameter.
+        least: minimum number of trials, 3 or more; None: 20, and 2 more for each parameter.
         patience: number of trials in a row.
 
     Raises:
@@ -61,7 +62,7 @@ class NotWorthIt(Stopper):
 
     def __post_init__(self) -> None:
         require_number("threshold", self.threshold, "a number above 0", above=0)
-        require_whole("least", self.least, 1, optional=True)
+        require_whole("least", self.least, 3, optional=True)
         require_whole("patience", self.patience, 1)
         self._form: Encoding | None = None
         self._metric, self._sign, self._seed = "", 1.0, 0
@@ -69,7 +70,9 @@ class NotWorthIt(Stopper):
         self._values: dict[str, tuple[Floats, float]] = {}
         """Row and last value of each trial, in the order of first reports."""
         self._repeats = False
-        """True if a trial has reported more than once."""
+        """True if a trial has reported more than one iteration."""
+        self._iterations: dict[str, float] = {}
+        """Iteration of the first report of each trial."""
         self._moments: deque[_Moment] = deque(maxlen=self.patience)
         """The latest moments at which a new trial reported. A restore passes the reports again, in order."""
 
@@ -80,8 +83,9 @@ class NotWorthIt(Stopper):
             raise ConfigError("stop='not_worth_it' needs one metric and its mode: set them in TuneConfig")
         if space.axes or not space.domains:
             raise ConfigError(
-                "stop='not_worth_it' needs a space with domains and without a grid; in TuneSearchCV, use "
-                "a search_optimization other than 'random', which draws all candidates at the start"
+                "stop='not_worth_it' needs a param_space with domains and without a grid: put the space of a "
+                "searcher into param_space, and replace a grid by tune.choice; in TuneSearchCV, use a "
+                "search_optimization other than 'random', which draws all candidates at the start"
             )
         self._form = encoding_of(space, own=False)
         self._metric, self._sign, self._seed = metric, 1.0 if mode == "min" else -1.0, seed
@@ -93,8 +97,10 @@ class NotWorthIt(Stopper):
         row, value = self._form.known_by(result["config"]), lookup(result, self._metric)
         if row is not None and is_number(value):
             is_new = trial_id not in self._values
-            self._repeats = self._repeats or not is_new
-            is_usable = math.isfinite(value) and violation_of(result, self._limits) <= 0
+            # A trial that was cut off repeats its report after a restore.
+            iteration = result.get("training_iteration", 1)
+            self._repeats = self._repeats or iteration > self._iterations.setdefault(trial_id, iteration)
+            is_usable = is_finite(value) and violation_of(result, self._limits) <= 0
             loss = self._sign * value if is_usable else math.nan
             self._values[trial_id] = row, loss
             if is_new:
@@ -105,7 +111,7 @@ class NotWorthIt(Stopper):
     def stop_all(self) -> bool:
         if self._form is None or len(self._moments) < self.patience:
             return False
-        least = max(20 + 2 * len(self._form) if self.least is None else self.least, 3)
+        least = 20 + 2 * len(self._form) if self.least is None else self.least
         return all(
             len(each.known) >= least and self._is_low(self._form, each) for each in reversed(self._moments)
         )
