@@ -6,6 +6,7 @@ import logging
 import math
 import random
 
+import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -242,6 +243,29 @@ def test_a_searcher_comes_near_the_best_feasible_configuration(searcher):
     later = list(grid)[20:]
     assert sum(ok(result.config) for result in later) > 6  # of 20 random trials, 4 are feasible
     assert grid.get_best_result().config["x"] > 3.4  # without constraints x comes near to 9
+
+
+def test_optuna_4_which_reads_no_constraints_gets_worse_values(fit, monkeypatch):
+    for owner in optuna.trial.Trial.__mro__:
+        monkeypatch.delattr(owner, "set_constraint", raising=False)
+    storage = optuna.storages.InMemoryStorage()
+    fit(
+        lambda config: report(config, 1),
+        SPACE,
+        metric="loss",
+        search_alg=OptunaSearch(storage=storage, study_name="limited"),
+        num_samples=12,
+        seed=1,
+        max_concurrent_trials=1,
+        constraints=["size <= 4"],
+    )
+    trials = optuna.load_study(study_name="limited", storage=storage).trials
+    feasible = [trial.params["x"] <= 4 for trial in trials]
+    first = feasible.index(True)
+    assert not all(feasible[first:])
+    for place in range(first, 12):
+        known = [trials[each].value for each in range(place) if feasible[each]]
+        assert feasible[place] or trials[place].value > max(known)
 
 
 def test_a_rung_stops_infeasible_trials_before_feasible_trials():

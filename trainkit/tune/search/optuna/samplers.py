@@ -219,8 +219,13 @@ def marks_of_evaluated(sampler: BaseSampler) -> dict[str, Any]:
 
 
 def heeds_constraints(sampler: BaseSampler) -> bool:
-    """Return True if the sampler reads constraints, as do TPE, NSGA-II, NSGA-III and the Gaussian process."""
-    return hasattr(_inner(sampler), "_constraints_func")
+    """Return True if the sampler reads constraints, as do TPE, NSGA-II, NSGA-III and the Gaussian process.
+
+    Samplers of Optuna 4 read only the constraints of their `constraints_func`.
+    """
+    from optuna.trial import Trial
+
+    return hasattr(Trial, "set_constraint") and hasattr(_inner(sampler), "_constraints_func")
 
 
 def constraints_of(sampler: BaseSampler) -> Callable[[FrozenTrial], Sequence[float]] | None:
