@@ -289,9 +289,11 @@ def test_a_sampler_knows_what_was_reported_and_heeds_its_constraints(fit, restor
             assert trial.constraints == {"0": trial.params["x"] - 5} or trial.system_attrs["constraints"]
 
 
-def test_a_constraint_on_what_is_not_reported_ends_the_experiment(fit):
-    search = OptunaSearch(sampler=CONSTRAINED["tpe"]())
-    with pytest.raises(ConfigError, match=r"on_trial_complete.. raised KeyError.*time/latency"):
+@pytest.mark.parametrize("name", CONSTRAINED)
+def test_a_constraint_on_what_is_not_reported_ends_the_experiment(fit, name):
+    search = OptunaSearch(sampler=CONSTRAINED[name]())
+    said = r"constraints_func raised KeyError: 'time/latency': use the numbers in trial.user_attrs: .*loss"
+    with pytest.raises(ConfigError, match=said):
         fit(lambda config: {"loss": 1}, {"x": tune.uniform(0, 1)}, metric="loss", search_alg=search)
 
 

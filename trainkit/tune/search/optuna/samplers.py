@@ -9,6 +9,7 @@ samplers, quasi-random sequences and grids write their state into the study with
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import logging
 import re
@@ -177,7 +178,22 @@ def in_params(sampler: BaseSampler, param_of: Callable[[str, Any], Any]) -> Base
         ]
     elif isinstance(one, CmaEsSampler) and one._x0 is not None:
         one._x0 = _known_by(one._x0, param_of)
+    if (function := constraints_of(one)) is not None and not isinstance(one, PartialFixedSampler):
+        # The strategies of genetic samplers also hold the function.
+        for holder in (one, getattr(one, "_after_trial_strategy", one)):
+            vars(holder)["_constraints_func"] = functools.partial(_limited_by, function)
     return one
+
+
+def _limited_by(function: Callable[[FrozenTrial], Sequence[float]], trial: FrozenTrial) -> Sequence[float]:
+    """Return the values of a user's `constraints_func`; its error names the function and the numbers."""
+    try:
+        return function(trial)
+    except Exception as error:
+        problem = (
+            f"the sampler's constraints_func raised {type(error).__name__}: {error}: use the numbers in "
+        )
+        raise ConfigError(f"{problem}trial.user_attrs: {', '.join(sorted(trial.user_attrs))}") from error
 
 
 def _known_by(values: Mapping[str, Any], param_of: Callable[[str, Any], Any]) -> dict[str, Any]:
