@@ -45,6 +45,42 @@ def test_a_trial_pauses_at_its_next_report_and_goes_on_from_there():
     assert [each["verb"] for each in play.answers] == ["pause", "pause", "resume"]
 
 
+class Ends(FIFOScheduler):
+    """Writes down how each trial ended."""
+
+    def __init__(self):
+        super().__init__()
+        self.ends = {}
+
+    def on_trial_complete(self, trial_id):
+        self.ends[trial_id] = "complete"
+
+    def on_trial_error(self, trial_id):
+        self.ends[trial_id] = "failed"
+
+
+def test_a_trial_that_a_command_stops_is_not_complete_for_the_scheduler(tmp_path):
+    facts = {"prefix": "test", "space": "", "created": 0.0}
+    with contextlib.closing(ExperimentStore.create(tmp_path / "e", facts)) as store:
+        heard, again = Ends(), Ends()
+        play = Play(num_samples=3, cpus=2, scheduler=heard, store=store, started=2)
+        play.order("stop", trial="test_00000")
+        play.order("stop", trial="test_00000")
+        assert "is about to end" in refusal(play)
+        play.reported(0, {})
+        play.finished(0)
+        play.reported(1, {}, done=True)
+        play.finished(1)
+        play.order("stop", trial="test_00002")
+        play.started(2)
+        play.reported(2, {})
+        play.finished(2)
+        ends = {"test_00000": "failed", "test_00001": "complete", "test_00002": "failed"}
+        assert play.statuses() == ["TERMINATED"] * 3
+        Play(num_samples=3, cpus=2, scheduler=again, store=store)
+        assert heard.ends == again.ends == ends
+
+
 def test_a_trial_without_a_checkpoint_is_not_paused_and_does_not_fail():
     play = Play(num_samples=1, started=1)
     play.order("pause", trial="test_00000")

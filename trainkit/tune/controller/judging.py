@@ -66,7 +66,7 @@ def _decision(state: ControllerState, result: dict[str, Any], event: ev.Reported
     # The scheduler receives every report first, even an invalid report, because a replay also passes every
     # report to the scheduler.
     decision = state.scheduler.on_result(trial_id, result)
-    if decision.reason and state.source.hears_decisions:
+    if state.source.hears_decisions and (decision.reason or decision.verdict is not Verdict.CONTINUE):
         state.source.on_trial_decision(trial_id, result, decision)
     try:
         _check_metric(state, trial_id, result)
@@ -275,6 +275,7 @@ def end_trial(
 ) -> None:
     """End a trial that has no process; with a `failure`, its status becomes ERROR."""
     state.estimate.ended(trial.trial_id)
+    withdrawn = failure is not None or trial.trial_id in state.steering.withdrawn
     state.steering.forget(trial.trial_id)
     status = TERMINATED if failure is None else ERROR
     set_status(state.step, trial, time, status, reason, failure)
@@ -285,5 +286,5 @@ def end_trial(
     # replay needs a fixed order.
     guarded(state, time, state.source.on_trial_complete, trial_id, result, failed)
     scheduler = state.scheduler
-    guarded(state, time, scheduler.on_trial_error if failed else scheduler.on_trial_complete, trial_id)
+    guarded(state, time, scheduler.on_trial_error if withdrawn else scheduler.on_trial_complete, trial_id)
     heed_scheduler(state, time)

@@ -131,18 +131,23 @@ class Steering:
         holds: person who paused each single trial, by trial id.
         pulled: ids of trials that a user's command paused while they were running. The scheduler is not
             notified of these pauses, because its decision was that the trials continue.
+        withdrawn: ids of trials that a user's command ends. For the scheduler, these trials have failed,
+            because their last reports are not the results of complete trials.
         first: prioritised trials with the time of each request; the trial of the latest request runs first.
     """
 
     paused_by: str = ""
     holds: dict[str, str] = field(default_factory=dict)
     pulled: set[str] = field(default_factory=set)
+    withdrawn: set[str] = field(default_factory=set)
     first: dict[str, float] = field(default_factory=dict)
 
     def take(self, verb: str, arguments: Mapping[str, Any], by: str, time: float) -> None:
         """Apply a user's command; a restore applies recorded commands again."""
         trial_id: Any = arguments.get("trial")
         match verb:
+            case "stop" if trial_id is not None:
+                self.withdrawn.add(trial_id)
             case "pause" if trial_id is None:
                 self.paused_by = by
             case "pause":
@@ -167,6 +172,7 @@ class Steering:
         """Remove all commands about a trial that has ended."""
         self.holds.pop(trial_id, None)
         self.pulled.discard(trial_id)
+        self.withdrawn.discard(trial_id)
         self.first.pop(trial_id, None)
 
 

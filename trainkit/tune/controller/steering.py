@@ -74,7 +74,11 @@ def _stop(state: ControllerState, event: ev.CommandGiven) -> str:
     if trial is None:
         end_experiment(state, Ending(words, resumable=True), time)
         return "the experiment ends, and trials that run end at their next report"
-    if (active := state.active.get(trial.trial_id)) is not None:
+    active = state.active.get(trial.trial_id)
+    if active is not None and active.is_ending:
+        raise ConfigError(f"trial {trial.trial_id} is about to end")
+    _take(state, event)
+    if active is not None:
         active.must_end((TrialStatus.TERMINATED, words), time, state.plan.grace_s)
         lifecycle.watch(state, active)
         return f"trial {trial.trial_id} ends at its next report"

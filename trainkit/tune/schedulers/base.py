@@ -353,10 +353,10 @@ class TrialScheduler(ABC):
         """Judge one report by its time and score. The time or the score is None if the report lacks it."""
 
     def on_trial_complete(self, trial_id: str) -> None:
-        """Handle the end of a trial that ended by itself or was stopped, without a failure."""
+        """Handle the end of a trial that ended by itself or was stopped by a rule, without a failure."""
 
     def on_trial_error(self, trial_id: str) -> None:
-        """Handle the final failure of a trial."""
+        """Handle the final failure of a trial, or its end by a user's command."""
 
     def on_trial_again(self, trial_id: str) -> None:
         """Handle an ended trial that a restore runs again; called only if `hears_again` is True."""

@@ -276,7 +276,7 @@ class Searcher(ABC):
         """Handle the end of a trial, with its last report, or its final failure."""
 
     def on_trial_decision(self, trial_id: str, result: dict[str, Any], decision: Decision) -> None:
-        """Handle the scheduler's decision on a trial's last report; called only if the decision has a
+        """Handle the scheduler's decision on a trial's last report; not called for CONTINUE without a
         reason.
         """
 

@@ -404,7 +404,7 @@ def replay(
                 source.on_trial_result(trial_id, data)
                 decision = consulted.on_result(trial_id, data)
                 owed[trial_id], offers[trial_id] = decision, _offers_of(decision, last)
-                if decision.reason:
+                if decision.reason or decision.verdict is not Verdict.CONTINUE:
                     source.on_trial_decision(trial_id, data, decision)
                 if stop is not None:
                     stop.told_again(trial_id, data)
@@ -449,6 +449,7 @@ def replay(
                 consulted.on_no_more_trials()
             case TrialStatus.TERMINATED | TrialStatus.ERROR:
                 ended, error = data and trial_id not in going_on, kind == TrialStatus.ERROR
+                withdrawn = error or trial_id in steering.withdrawn
                 steering.forget(trial_id)
                 # The searcher is notified of the end even if the trial resumes, because the searcher's later
                 # suggestions depended on the end.
@@ -456,7 +457,7 @@ def replay(
                     source.on_trial_complete(trial_id, last.get(trial_id), error=error)
                 if not ended and not consulted.hears_again:
                     continue
-                tell = consulted.on_trial_error if error else consulted.on_trial_complete
+                tell = consulted.on_trial_error if withdrawn else consulted.on_trial_complete
                 tell(trial_id)
             case "again":
                 if consulted.hears_again:
