@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import random
+from pathlib import Path
 
 import optuna
 import pytest
@@ -311,16 +312,84 @@ def test_the_best_report_of_a_trial_is_a_feasible_report(fit):
     assert best.best_metrics["size"] == 1
     assert not best.feasible
     assert best.violation == 2
-    assert list(best.metrics_dataframe["constraint_violation"]) == [0, 0, 1, 2]
+    assert list(best.metrics_dataframe[VIOLATION]) == [0, 0, 1, 2]
     assert "infeasible by 2" in repr(best)
     assert "TERMINATED, infeasible" in repr(grid)
+
+
+def saved(number, report, folder):
+    path = folder / f"saved_{number}"
+    path.mkdir()
+    (path / "number").write_text(str(number))
+    tune.report(report, checkpoint=tune.Checkpoint.from_directory(path))
+
+
+def test_the_checkpoint_of_a_feasible_report_is_kept(fit, restore, tmp_path):
+    def trained(config):
+        for number, (loss, size) in enumerate([(0.5, 1), (0.1, 3), (0.2, math.nan), (0.6, 1)]):
+            saved(number, {"loss": loss, "size": size}, tmp_path)
+
+    keep = tune.CheckpointConfig(
+        num_to_keep=1, checkpoint_score_attribute="loss", checkpoint_score_order="min"
+    )
+    run = {"checkpoint_config": keep}
+    best = fit(trained, {}, metric="loss", constraints=["size <= 2"], run=run).get_best_result()
+    for result in (best, restore(trained)[0]):  # a restore ranks checkpoints again
+        with result.best_checkpoint.as_directory() as folder:
+            assert (Path(folder) / "number").read_text() == "0"
+
+
+def test_a_users_own_violation_means_nothing_without_constraints(fit):
+    grid = fit(
+        lambda config: {"loss": config["x"], "constraint_violation": 0.5 * config["x"]},
+        {"x": tune.grid_search([2, 1])},
+        metric="loss",
+    )
+    assert [result.feasible for result in grid] == [True, True]
+    assert grid.get_best_result().config["x"] == 1
+    assert "infeasible" not in repr(grid)
+
+
+def test_a_plateau_of_infeasible_reports_does_not_end_the_experiment(fit):
+    def trained(config):
+        return {"loss": 0.0 if config["x"] > 2 else config["x"], "size": config["x"]}
+
+    stop = tune.stopper.ExperimentPlateauStopper("loss", top=2, std=0.01)
+    space = {"x": tune.grid_search([5, 6, 7, 2, 1.5, 1.501, 1.502])}
+    settings = {"metric": "loss", "max_concurrent_trials": 1, "run": {"stop": stop}}
+    assert len(fit(trained, space, constraints=["size <= 2"], **settings)) == 6
+    assert len(fit(trained, space, **{**settings, "run": {"stop": stop, "name": "free"}})) == 2
+
+
+def test_a_single_trial_without_a_metric_must_be_feasible(fit):
+    grid = fit(lambda config: {"size": 3}, {}, constraints=["size <= 2"])
+    with pytest.raises(MetricError, match=r"no trial satisfies size <= 2; the smallest violation is 0\.5"):
+        grid.get_best_result()
+    assert grid.get_best_result(require_feasible=False).metrics["size"] == 3
+    wide = fit(lambda config: {"size": 3}, {}, constraints=["size <= 3"], run={"name": "wide"})
+    assert wide.get_best_result().feasible
+
+
+def test_the_best_result_of_failed_trials_names_the_failure(fit):
+    def trained(config):
+        tune.report({"loss": 1, "size": 3})
+        raise ValueError("no such layer")
+
+    grid = fit(trained, {}, metric="loss", constraints=["size <= 2"], num_samples=2)
+    with pytest.raises(MetricError, match=r"2 of 2 trials failed, the first error is ValueError.*such layer"):
+        grid.get_best_result()
+
+
+def test_none_as_a_constraints_value_is_named(fit):
+    with pytest.raises(MetricError, match="'size', which is None: report a number"):
+        fit(lambda config: {"loss": 1, "size": None}, {}, metric="loss", constraints=["size <= 2"])
 
 
 def test_an_exported_study_knows_which_trials_are_feasible():
     grid = simulated("random", "none", 3, num_samples=40)
     study = grid.to_optuna()
     assert study.best_trial.user_attrs["trial_id"] == grid.get_best_result().trial_id
-    assert [trial.constraints["constraint_violation"] <= 0 for trial in study.trials] == [
+    assert [trial.constraints[VIOLATION] <= 0 for trial in study.trials] == [
         result.feasible for result in grid
     ]
 
@@ -333,7 +402,9 @@ def test_a_trial_that_never_reports_a_constraints_metric_fails(fit, caplog):
     assert "no 'size', which is the metric of a constraint" in caplog.text
     (error,) = grid.errors
     assert "a constraint names 'size', which was not reported" in str(error)
-    with pytest.raises(MetricError, match=r"no trial satisfies size <= 1: it names 'size', .* latency, loss"):
+    with pytest.raises(
+        MetricError, match=r"no trial satisfies size <= 1; 1 of 1 trials .*'size', .* latency, loss"
+    ):
         grid.get_best_result()
 
 

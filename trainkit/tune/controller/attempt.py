@@ -10,15 +10,21 @@ from typing import Any, NamedTuple
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.checks import is_number
 from trainkit.tune.core.configs import CheckpointConfig
+from trainkit.tune.core.constraints import violation_in
 from trainkit.tune.core.metrics import lookup
 from trainkit.tune.core.trial import Failure, SavedCheckpoint, Trial, TrialStatus
-from trainkit.tune.schedulers.base import Decision, score_of
+from trainkit.tune.schedulers.base import FAR, Decision, score_of
 
 
 def checkpoint_score(policy: CheckpointConfig, result: Mapping[str, Any]) -> float | None:
-    """Return the score that ranks the checkpoint of this report (larger is better); None: rank by age."""
+    """Return the score that ranks the checkpoint of this report (larger is better); None: rank by age.
+
+    Checkpoints of infeasible reports rank after all others, and by their violation.
+    """
     if policy.checkpoint_score_attribute is None:
         return None
+    if violation := violation_in([result]):
+        return -FAR * (1 + violation)
     value = lookup(result, policy.checkpoint_score_attribute)
     return score_of(value, policy.checkpoint_score_order) if is_number(value) else -math.inf
 

@@ -16,8 +16,11 @@ from trainkit.errors import TuneArgumentError
 from trainkit.tune.core.checks import require
 from trainkit.tune.core.metrics import number_of
 
-VIOLATION = "constraint_violation"
-"""Name of the value that each report of an experiment with constraints has: its violation of them."""
+VIOLATION = "trainkit_constraint_violation"
+"""Name of the value that each report of an experiment with constraints has: its violation of them.
+
+A trial may report a value with a name such as "constraint_violation", which has no effect.
+"""
 
 
 def is_feasible(report: Mapping[str, Any]) -> bool:
@@ -53,7 +56,7 @@ class Constraint(NamedTuple):
         return math.inf if math.isnan(beyond) else beyond / (abs(self.limit) or 1.0)
 
     def __str__(self) -> str:
-        return f"{self.metric} {self.sense} {self.limit:g}"
+        return f"{self.metric} {self.sense} {repr(self.limit).removesuffix('.0')}"
 
 
 def constraints_of(given: Any) -> tuple[Constraint, ...]:

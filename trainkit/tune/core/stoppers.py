@@ -27,12 +27,13 @@ from trainkit.tune.core.checks import (
     require_one_of,
     require_whole,
 )
+from trainkit.tune.core.constraints import is_feasible
 from trainkit.tune.core.metrics import flatten, lookup
 
 AUTOMATIC = frozenset(
     "training_iteration time_this_iter_s time_total_s timesteps_total trial_id experiment_tag date timestamp "
     "pid hostname node_ip config done checkpoint_dir_name iterations_since_restore time_since_restore "
-    "constraint_violation".split()
+    "trainkit_constraint_violation".split()
 )
 """Keys that are filled in automatically in every result."""
 
@@ -49,6 +50,8 @@ def missing_metric(name: str, results: Iterable[Mapping[str, Any]]) -> str:
         return f"{name!r}, but nothing was reported; {how}"
     if reported == {BARE}:
         return f"{name!r}, but only a number was reported: give its name, as tune.report({{{name!r}: value}})"
+    if name in reported:
+        return f"{name!r}, which is None: report a number"
     hint = did_you_mean(name, reported | AUTOMATIC, cutoff=0.6)
     text = f"{name!r}, which was not reported; reported names are {', '.join(sorted(reported))}"
     return f"{text}.{hint}" if hint else text
@@ -84,7 +87,7 @@ def misspelt(name: str, result: Mapping[str, Any]) -> str | None:
     misspelling of 'mae'. Each word of `name` must equal the word at the same position of the reported name,
     or differ from this word by one typing error. Names that differ only in digits are different names.
     """
-    alike = [other for other in reported_names(result) if _is_slip(name, other)]
+    alike = [other for other in reported_names(result) if other != name and _is_slip(name, other)]
     return next(iter(difflib.get_close_matches(name, alike, n=1, cutoff=0.0)), None)
 
 
@@ -283,7 +286,7 @@ class TrialPlateauStopper(Stopper):
 
 @dataclass(eq=False)
 class ExperimentPlateauStopper(Stopper):
-    """Stopper that ends the experiment when its best reports hardly differ any more.
+    """Stopper that ends the experiment when its best feasible reports hardly differ any more.
 
     Args:
         metric: reported value to watch.
@@ -310,7 +313,8 @@ class ExperimentPlateauStopper(Stopper):
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         value = reported(self, self.metric, result)
-        if math.isfinite(value):  # NaN and infinities can't rank among the best values.
+        # NaN, infinities and infeasible reports can't rank among the best values.
+        if math.isfinite(value) and is_feasible(result):
             self._best = sorted([*self._best, value], reverse=self.mode == "max")[: self.top]
         has_plateaued = len(self._best) == self.top and spread(self._best) <= self.std
         self._at_rest = self._at_rest + 1 if has_plateaued else 0

@@ -296,7 +296,9 @@ class ResultGrid(Sequence[Result]):
                 unknown.
         """
         if len(self) == 1 and metric is None and self.metric is None:
-            return self._results[0]
+            best, reports = self._results[0], next(self._histories(scope), ("", []))[1]
+            self._require_feasible(best, violation_in(reports, scope) if require_feasible else 0.0)
+            return best
         metric, mode = self._metric_and_mode(metric, mode)
         scores: dict[str, tuple[float, float]] = {}
         for trial_id, history in self._histories(scope):
@@ -306,22 +308,28 @@ class ResultGrid(Sequence[Result]):
         if not scores:
             self._explain_missing(metric, scope)
         # max() returns the first of equal trials, which is the trial that was suggested first.
-        best = max(
-            (result for result in self._results if result.trial_id in scores),
-            key=lambda result: scores[result.trial_id],
-        )
-        if require_feasible and (violation := -scores[best.trial_id][0]):
-            texts = self.facts()["tune_config"]["constraints"]
-            limits = " and ".join(texts)
-            last = [result.metrics for result in self._results]
-            for metric in (each.metric for each in constraints_of(texts)):
-                if all(number_of(report, metric) is None for report in last):
-                    raise MetricError(f"no trial satisfies {limits}: it names {missing_metric(metric, last)}")
-            raise MetricError(
-                f"no trial satisfies {limits}; the smallest violation is {violation:.4g}, of {best.trial_id}"
-                ": relax a constraint, run more trials, or use get_best_result(require_feasible=False)"
-            )
+        scored = [result for result in self._results if result.trial_id in scores]
+        best = max(scored, key=lambda result: scores[result.trial_id])
+        self._require_feasible(best, -scores[best.trial_id][0] if require_feasible else 0.0)
         return replace(best, metric=metric, mode=mode, ranked_by=scope)
+
+    def _require_feasible(self, best: Result, violation: float) -> None:
+        if not violation:
+            return
+        texts = self.facts()["tune_config"].get("constraints", ())
+        last = [result.metrics or {} for result in self._results]
+        unknown = [
+            each.metric
+            for each in constraints_of(texts)
+            if all(number_of(report, each.metric) is None for report in last)
+        ]
+        why = f"the smallest violation is {violation:.4g}, of {best.trial_id}: relax a constraint, run more "
+        why += "trials, or use get_best_result(require_feasible=False)"
+        if self.num_errors == len(self):
+            why = f"{len(self)} of {len(self)} trials failed, the first error is {first_line(self[0].reason)}"
+        elif unknown:
+            why = f"a constraint names {missing_metric(unknown[0], last)}"
+        raise MetricError(f"no trial satisfies {' and '.join(texts)}; {why}")
 
     def pareto_front(
         self, metric: Sequence[str] | None = None, mode: Sequence[str] | None = None
