@@ -20,7 +20,10 @@ class Counts(tune.Trainable):
     def setup(self, config):
         self.n, self.go_on, self.hang = 0, Path(config["root"], "go on"), Path(config["root"], "hang")
     def step(self):
-        time.sleep(600 if self.hang.exists() else 0.02)
+        if self.hang.exists():
+            Path(self.hang.parent, f"hangs {self.trial_id}").touch()
+            time.sleep(600)
+        time.sleep(0.02)
         self.n += 1
         return {"n": self.n, "done": self.go_on.exists() and self.n >= 5}
     def save_checkpoint(self, folder):

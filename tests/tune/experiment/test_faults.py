@@ -48,6 +48,7 @@ def test_an_interrupted_experiment_is_gone_on_with(driver):
 @pytest.mark.external
 def test_ctrl_c_twice_ends_at_once(driver):
     (driver.root / "hang").touch()
+    assert eventually(lambda: len(list(driver.root.glob("hangs *"))) == 2)
     family = psutil.Process(driver.process.pid).children(recursive=True)
     sent = 0
     while driver.process.poll() is None and sent < 100:  # two that come too fast for it count as one

@@ -46,6 +46,7 @@ def test_16_every_trial_ends_though_processes_are_killed(fit):
             mode="max",
             num_samples=17,
             seed=1,
+            search_alg="random",
             scheduler=HyperBandScheduler(max_t=9),
             run={"failure_config": tune.FailureConfig(max_failures=1)},
         )
