@@ -49,6 +49,7 @@ FOLDERS = {
     "plugins/pareto": "unit",
     "plugins/pb2": "unit",
     "plugins/pipeline": "gang",
+    "plugins/plateau": "unit",
     "plugins/pools": "process",
     "plugins/profile": "process",
     "plugins/ray": "external",

@@ -57,6 +57,7 @@ PLUGINS = {
     "pareto": Limit(142, 140, slack=60),
     "pb2": Limit(355, 350, slack=60),
     "pipeline": Limit(785, 800, slack=60),
+    "plateau": Limit(88, 85, slack=60),
     "pools": Limit(890, 900, slack=60),
     "profile": Limit(660, 600, slack=60),
     "ray": Limit(1_020, 1_000, slack=60),

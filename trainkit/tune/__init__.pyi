@@ -4,6 +4,8 @@ from trainkit.plugins.compat.run import Experiment as Experiment
 from trainkit.plugins.compat.run import run as run
 from trainkit.plugins.compat.run import run_experiments as run_experiments
 from trainkit.plugins.gaussian_process.worth import NotWorthIt as NotWorthIt
+from trainkit.plugins.plateau.stoppers import ExperimentPlateauStopper as ExperimentPlateauStopper
+from trainkit.plugins.plateau.stoppers import TrialPlateauStopper as TrialPlateauStopper
 from trainkit.plugins.simulation.simulate import Simulation as Simulation
 from trainkit.plugins.simulation.simulate import simulate as simulate
 from trainkit.tune import callbacks as callbacks
@@ -26,12 +28,10 @@ from trainkit.tune.core.resources import ScalingConfig as ScalingConfig
 from trainkit.tune.core.resources import with_parameters as with_parameters
 from trainkit.tune.core.resources import with_resources as with_resources
 from trainkit.tune.core.stoppers import CombinedStopper as CombinedStopper
-from trainkit.tune.core.stoppers import ExperimentPlateauStopper as ExperimentPlateauStopper
 from trainkit.tune.core.stoppers import FunctionStopper as FunctionStopper
 from trainkit.tune.core.stoppers import MaximumIterationStopper as MaximumIterationStopper
 from trainkit.tune.core.stoppers import Stopper as Stopper
 from trainkit.tune.core.stoppers import TimeoutStopper as TimeoutStopper
-from trainkit.tune.core.stoppers import TrialPlateauStopper as TrialPlateauStopper
 from trainkit.tune.core.trainables import register_trainable as register_trainable
 from trainkit.tune.results.analysis import Analysis as Analysis
 from trainkit.tune.results.analysis import ExperimentAnalysis as ExperimentAnalysis

@@ -1,0 +1,1 @@
+"""Stoppers that end a trial or an experiment whose results have become stable."""
