@@ -46,9 +46,11 @@ COUNTS = {
 
 PLUGINS = {
     "check_resume": Limit(800, 600, slack=60),
+    "cluster": Limit(600, 600, slack=600),
     "compat": Limit(2_960, 2_500, slack=60),
     "dashboard": Limit(4_631, 3_200, slack=60),
     "gaussian_process": Limit(1_401, 1_300, slack=60),
+    "hydra": Limit(500, 500, slack=500),
     "integrations": Limit(1_505, 1_200, slack=60),
     "launch": Limit(810, 800, slack=60),
     "learned_stopping": Limit(240, 240, slack=60),
@@ -64,6 +66,8 @@ PLUGINS = {
     "repeater": Limit(225, 220, slack=60),
     "searchers": Limit(1_495, 1_100, slack=60),
     "simulation": Limit(507, 500, slack=60),
+    "slurm": Limit(700, 700, slack=700),
+    "sweep": Limit(450, 450, slack=450),
     "testing": Limit(750, 750, slack=60),
     "transformers": Limit(160, 160, slack=60),
 }
@@ -71,8 +75,16 @@ PLUGINS = {
 
 ARROWS = {
     "compat": {"pools"},  # Ray's multiprocessing
-    "dashboard": {"compat", "integrations", "profile"},  # metrics, Optuna's storage, figures of ranks
+    "dashboard": {
+        "cluster",
+        "compat",
+        "integrations",
+        "profile",
+    },  # hosts, metrics, Optuna's storage, figures of ranks
+    "launch": {"cluster"},  # ranks on several machines
     "lightning": {"integrations"},  # reports of a training function
+    "ray": {"cluster"},  # Ray on the machines of an allocation
+    "slurm": {"cluster"},
 }
 """Plugins that a plugin may import."""
 

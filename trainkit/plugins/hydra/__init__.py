@@ -1,0 +1,1 @@
+"""Sweeper and launcher of Hydra that use trainkit's tuner."""

@@ -1,0 +1,1 @@
+"""Commands that submit scripts to Slurm and look after their jobs."""

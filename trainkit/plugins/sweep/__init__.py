@@ -1,0 +1,1 @@
+"""Command `trainkit tune`, which tunes any command line."""
