@@ -1,0 +1,365 @@
+"""Commands on several machines, which run as long as this program: started by `srun` or `ssh`, with their
+output, signals and exit codes.
+
+    with start(Machines.named("gpu1,gpu2"), ["worker", address], environment={"TOKEN": token}) as each:
+        ...  # failures so far are in `each.failures()`
+
+At the end of the block, the commands have ended, with all processes that they started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from trainkit.errors import TrainkitError
+from trainkit.plugins.cluster import keeper
+from trainkit.plugins.cluster.machines import Machine
+
+GRACE_S = 10.0
+"""Seconds that a command has to end after SIGTERM, before it is killed."""
+
+_CARRIED = (
+    "PYTHONPATH PYTHONUNBUFFERED PYTHONHASHSEED VIRTUAL_ENV CONDA_PREFIX LD_LIBRARY_PATH LANG LC_ALL TZ"
+).split()
+_CARRIED_PREFIXES = tuple(
+    "TRAINKIT_ PET_ ACCELERATE_ FSDP_ TORCH NCCL_ GLOO_ OMP_ MKL_ OPENBLAS_ NUMEXPR_ CUBLAS_ RAY_ HF_".split()
+)
+_OF_ONE_MACHINE = ("TRAINKIT_SESSION_MARK", "TRAINKIT_EXPERIMENT", "TRAINKIT_PAUSES", "TRAINKIT_TERMINAL")
+_SHOWN_WORDS = 5
+
+
+class RemoteError(TrainkitError):
+    """A command on another machine failed, or the machine can't be reached.
+
+    Attributes:
+        machine: the machine.
+        code: exit code of the command; None if it did not start, or its machine was lost.
+    """
+
+    def __init__(self, machine: Machine, text: str, code: int | None = None) -> None:
+        super().__init__(text)
+        self.machine, self.code = machine, code
+
+
+def carried(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment variables that commands on hosts of SSH get from this program.
+
+    These are the variables that steer Python, trainkit, torch and their libraries. Variables that describe
+    this machine or this login stay here. Nodes of Slurm get all variables by `srun`.
+    """
+    return {
+        name: value
+        for name, value in variables.items()
+        if (name in _CARRIED or name.startswith(_CARRIED_PREFIXES)) and name not in _OF_ONE_MACHINE
+    }
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that a command has done.
+
+    Attributes:
+        machine: machine of the command.
+        kind: "begun"; "out" or "err": a line of output in `data`, with its end; "report": a line that the
+            command has written to its descriptor `keeper.REPORTS`; "ended": the command has ended, after all
+            its other events.
+        data: content of the event.
+        error: for "ended": why the command failed; None if it ended with exit code 0.
+    """
+
+    machine: Machine
+    kind: str
+    data: bytes = b""
+    error: RemoteError | None = None
+
+
+class RemoteCommand:
+    """Command on one machine.
+
+    Args:
+        machine: where the command runs.
+        command: program and its arguments. Other users of the machine can read them: pass secrets by
+            `environment`, which is not visible to them.
+        environment: environment variables to set, or to remove (None).
+        folder: working folder; "": the folder in which SSH's sessions begin, and Slurm's job.
+        python: Python on the machine, of version 3.8 or later.
+        tell: function that receives all events of the command, in a thread.
+        grace_s: seconds that the command has to end after SIGTERM, if this program ends.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str | None] | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        python: str = sys.executable,
+        tell: Callable[[Event], None],
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self.machine = machine
+        self.has_begun = False
+        self._tell = tell
+        self._writing = threading.Lock()
+        self._words: list[str] = []
+        self._end: dict[str, Any] = {}
+        self._carrier = subprocess.Popen(
+            carrier(machine, python),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C reaches the command by `send_signal` only
+        )
+        given = carried() if machine.by == "ssh" else dict.fromkeys(_OF_ONE_MACHINE)
+        asked = {
+            "command": list(command),
+            "environment": {**given, **(environment or {})},
+            "folder": os.fspath(os.getcwd() if folder is None else folder),
+            "grace_s": grace_s,
+        }
+        source = Path(keeper.__file__).read_bytes()
+        self._send(b"%d\n" % len(source) + source + _frame(b"H", json.dumps(asked).encode()))
+        self._thread = threading.Thread(target=self._read, name=f"trainkit-{machine}", daemon=True)
+        self._thread.start()
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the command; without effect if the command has ended."""
+        self._send(_frame(b"S", str(number).encode()))
+
+    def write(self, data: bytes) -> None:
+        """Write to the standard input of the command; without effect if the command has ended."""
+        if data:
+            self._send(_frame(b"I", data))
+
+    def close_input(self) -> None:
+        """Close the standard input of the command."""
+        self._send(_frame(b"I", b""))
+
+    def leave(self) -> None:
+        """End the command by SIGTERM, and by SIGKILL `grace_s` later, without waiting for its end."""
+        with self._writing, contextlib.suppress(OSError):
+            self._pipe("stdin").close()
+
+    def kill(self) -> None:
+        """End the connection at once. The command's machine kills the command."""
+        self.send_signal(signal.SIGKILL)
+        self.leave()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._carrier.wait(GRACE_S)
+        self._carrier.kill()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait until the command has ended; return False if it still runs after `timeout_s`."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _pipe(self, name: str) -> Any:
+        return getattr(self._carrier, name)
+
+    def _send(self, data: bytes) -> None:
+        with self._writing, contextlib.suppress(OSError, ValueError):  # the reader tells of the end
+            while data:
+                data = data[self._pipe("stdin").write(data) :]
+
+    def _read(self) -> None:
+        listening = threading.Thread(target=self._listen, daemon=True)
+        listening.start()
+        parts: dict[bytes, bytes] = {}
+        kinds = {b"O": "out", b"E": "err", b"M": "report"}
+        for kind, content in keeper.frames(self._pipe("stdout")):
+            if kind == b"H":
+                self.has_begun = True
+                self._tell(Event(self.machine, "begun"))
+            elif kind == b"X":
+                self._end = json.loads(content)
+                break
+            else:
+                *lines, parts[kind] = (parts.get(kind, b"") + content).splitlines(keepends=True)
+                if parts[kind].endswith(b"\n"):
+                    lines.append(parts.pop(kind))
+                for line in lines:
+                    self._tell(Event(self.machine, kinds[kind], line))
+        for kind, left in parts.items():
+            self._tell(Event(self.machine, kinds[kind], left))
+        self.leave()
+        code = self._carrier.wait()
+        listening.join(GRACE_S)
+        self._tell(Event(self.machine, "ended", error=self._failure(code)))
+
+    def _listen(self) -> None:
+        for line in self._pipe("stderr"):
+            self._words = [*self._words, line.decode(errors="replace").rstrip()][-_SHOWN_WORDS:]
+
+    def _failure(self, carrier_code: int) -> RemoteError | None:
+        name = self.machine.name
+        if "error" in self._end:
+            return RemoteError(self.machine, f"the command can't start on {name}: {self._end['error']}")
+        if "code" in self._end:
+            code = self._end["code"]
+            if not code:
+                return None
+            how = (
+                f"ended with exit code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
+            )
+            return RemoteError(self.machine, f"the command on {name} {how}", code)
+        said = "; ".join(filter(None, self._words)) or f"exit code {carrier_code}, without a message"
+        if self.has_begun:
+            return RemoteError(self.machine, f"the connection to {name} was lost: {said}")
+        return RemoteError(
+            self.machine, f"{name} can't be reached: {said}. {_ADVICE[self.machine.by].format(name)}"
+        )
+
+
+_ADVICE = {
+    "ssh": "`ssh {} true` must work without a question, and Python must be in the same place as here",
+    "slurm": "`srun --overlap --nodelist={} true` must work in this job",
+    "here": "{} must be able to start Python",
+}
+"""What a user can do if a machine can't be reached, by the way to reach it."""
+
+_LOAD = r"""
+import sys
+def read(size):
+    return open(0, "rb", 0, closefd=False).read(size) or sys.exit(1)
+size, source = b"", b""
+while size[-1:] != b"\n":
+    size += read(1)
+while len(source) < int(size):
+    source += read(int(size) - len(source))
+exec(source)
+""".strip()
+"""Program that reads the keeper's text from its input, and runs the keeper."""
+
+
+def carrier(machine: Machine, python: str) -> list[str]:
+    """Return the command line that starts a keeper on a machine. Its text is then sent to its input."""
+    keep = [python, "-u", "-c", _LOAD]
+    if machine.by == "here":
+        return keep
+    if machine.by == "slurm":
+        # The step shares the CPUs and memory of the job with the job's other steps.
+        one = ["--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={machine.name}"]
+        return ["srun", *one, "--export=ALL", "--cpu-bind=none", "--mem=0", "--unbuffered", "--quiet", *keep]
+    options = ["BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=10", "ServerAliveCountMax=3"]
+    words = ["ssh", "-T", *(word for option in options for word in ("-o", option))]
+    words += ["-p", str(machine.port)] if machine.port else []
+    words += ["-l", machine.user] if machine.user else []
+    return [*words, "--", machine.name, f"exec {shlex.join(keep)}"]
+
+
+def _frame(kind: bytes, content: bytes) -> bytes:
+    return keeper.HEAD.pack(kind, len(content)) + content
+
+
+class RemoteCommands:
+    """The same command on several machines, with its output on this program's output.
+
+    Args:
+        commands: function that starts the command on each machine, with `tell` as the receiver of events.
+        prefix: True: write "[host] " before each line of output.
+    """
+
+    def __init__(
+        self, commands: Callable[[Callable[[Event], None]], Iterable[RemoteCommand]], prefix: bool
+    ) -> None:
+        self._prefix = prefix
+        self._failures: list[RemoteError] = []
+        self._ended: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._running = list(commands(self._on_event))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def _on_event(self, event: Event) -> None:
+        if event.kind in ("out", "err"):
+            show(event, f"[{event.machine}] " if self._prefix else "")
+        elif event.kind == "ended":
+            if event.error is not None:
+                self._failures.append(event.error)
+            self._ended.put(event)
+
+    def failures(self) -> list[RemoteError]:
+        """Return the failures so far, in the order in which they happened."""
+        return list(self._failures)
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the command on each machine."""
+        for command in self._running:
+            command.send_signal(number)
+
+    def wait(self) -> None:
+        """Wait until the command has ended on all machines; after the first failure, end all commands.
+
+        Raises:
+            RemoteError: the first failure.
+        """
+        for _ in self._running:
+            if self._ended.get().error is not None:
+                break
+        self.stop()
+        if self._failures:
+            raise self._failures[0]
+
+    def stop(self) -> None:
+        """End all commands and the processes that they started: by SIGTERM, and later by SIGKILL."""
+        for command in self._running:
+            command.leave()
+        for command in self._running:
+            if not command.join(2 * GRACE_S):
+                command.kill()
+
+
+def show(event: Event, prefix: str = "") -> None:
+    """Write a line of a command's output to this program's output or error."""
+    line = prefix.encode() + event.data
+    if prefix and not line.endswith(b"\n"):
+        line += b"\n"
+    fd = 1 if event.kind == "out" else 2
+    while line:
+        line = line[os.write(fd, line) :]
+
+
+def start(
+    machines: Iterable[Machine],
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str | None] | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    python: str = sys.executable,
+    prefix: bool = True,
+) -> RemoteCommands:
+    """Start one command on each machine; return at once.
+
+    Args:
+        machines: machines, such as `Machines.allocated()`, or some of them: `machines[1:]`.
+        command: program and its arguments, without secrets.
+        environment: environment variables to set, such as secrets, or to remove (None).
+        folder: working folder on each machine; None: the folder of this program.
+        python: Python on each machine, which keeps the command.
+        prefix: True: write "[host] " before each line of output.
+    """
+
+    def begin(tell: Callable[[Event], None]) -> list[RemoteCommand]:
+        return [
+            RemoteCommand(machine, command, environment=environment, folder=folder, python=python, tell=tell)
+            for machine in machines
+        ]
+
+    return RemoteCommands(begin, prefix)
