@@ -26,6 +26,7 @@ from typing import Any, Self
 from trainkit.errors import TrainkitError
 from trainkit.plugins.cluster import keeper
 from trainkit.plugins.cluster.machines import Machine
+from trainkit.settings import EXPERIMENT_MARK, PAUSES, SESSION_MARK, TERMINAL
 
 GRACE_S = 10.0
 """Seconds that a command has to end after SIGTERM, before it is killed."""
@@ -36,7 +37,7 @@ _CARRIED = (
 _CARRIED_PREFIXES = tuple(
     "TRAINKIT_ PET_ ACCELERATE_ FSDP_ TORCH NCCL_ GLOO_ OMP_ MKL_ OPENBLAS_ NUMEXPR_ CUBLAS_ RAY_ HF_".split()
 )
-_OF_ONE_MACHINE = ("TRAINKIT_SESSION_MARK", "TRAINKIT_EXPERIMENT", "TRAINKIT_PAUSES", "TRAINKIT_TERMINAL")
+_OF_ONE_MACHINE = (SESSION_MARK, EXPERIMENT_MARK, PAUSES, TERMINAL)
 _SHOWN_WORDS = 5
 
 
@@ -229,7 +230,7 @@ _ADVICE = {
     "slurm": "`srun --overlap --nodelist={} true` must work in this job",
     "here": "{} must be able to start Python",
 }
-"""What a user can do if a machine can't be reached, by the way to reach it."""
+"""Advice for a machine that can't be reached, by the way to reach it."""
 
 _LOAD = r"""
 import sys
@@ -266,7 +267,7 @@ def _frame(kind: bytes, content: bytes) -> bytes:
 
 
 class RemoteCommands:
-    """The same command on several machines, with its output on this program's output.
+    """Command on several machines, with its output on this program's output.
 
     Args:
         commands: function that starts the command on each machine, with `tell` as the receiver of events.
