@@ -75,6 +75,31 @@ def test_reports_after_a_retry_replace_the_reports_before():
     assert found.ends({"a": 2.0, "b": 9.5}) == [2.0, 2.5]
 
 
+def test_reports_before_the_end_are_compared_with_results():
+    reports = {"a": [9.0, 7.0, 6.0, 4.0], "b": [8.0, 7.0, 6.0, 5.0], "c": [8.5], "d": [7.0, 6.0], "e": [9.0]}
+    found = curves(reports, ended="cde").early_reports(last(reports))
+    assert found.missing_at_end == [0.0, 0.0, 2.0, 1.0, 2.0]
+    assert list(zip(found.trials, found.missing, found.losses, strict=True)) == [
+        (0, 2.0, 9.0 - 4.0),
+        (1, 2.0, 8.0 - 4.0),
+        (3, 2.0, 7.0 - 4.0),
+        (0, 1.0, 7.0 - 2.5),
+        (1, 1.0, 7.0 - 2.5),
+    ]
+
+
+def test_nothing_is_compared_without_trials_that_ended_early():
+    reports = {"a": [9.0, 4.0], "b": [5.0, 4.5]}
+    assert curves(reports).early_reports(last(reports)) is None
+    assert curves(reports, ended="ab").early_reports(last(reports)) is None
+
+
+def test_a_stopped_trial_needs_no_longer_trial_with_a_result():
+    found = curves({"a": [9.0, 4.0], "b": [5.0]}, ended="b")
+    assert not found.early_reports({"a": math.nan, "b": 5.0}).trials
+    assert not curves({"a": [9.0], "b": [5.0, 6.0]}, ended="b").early_reports({"a": 9.0, "b": 6.0}).losses
+
+
 CURVES = st.dictionaries(
     st.sampled_from("abcdefgh"),
     st.lists(st.one_of(st.just(math.nan), st.integers(0, 99).map(float)), min_size=1, max_size=5),

@@ -10,6 +10,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 
 from trainkit import tune
 from trainkit.plugins.gaussian_process import model
+from trainkit.plugins.gaussian_process.curves import EarlyReports
 from trainkit.plugins.gaussian_process.encoding import Encoding
 from trainkit.tune.space.search_space import Space
 
@@ -36,6 +37,14 @@ def test_the_density_has_the_gradient_that_it_says(data):
         logs = posterior.means + np.random.default_rng(seed).normal(0, 0.7, len(posterior.means))
         error = check_grad(lambda x: posterior(x)[0], lambda x: posterior(x)[1], logs)
         assert error < 1e-4 * np.abs(posterior(logs)[1]).max()
+
+
+def test_the_density_has_the_gradient_with_a_column_of_missing_training(data):
+    encoding, rows, losses = data
+    missing = np.random.default_rng(1).integers(3, size=25)
+    posterior = model._Posterior(encoding, np.column_stack([rows, missing]), losses, model.Prior())
+    error = check_grad(lambda x: posterior(x)[0], lambda x: posterior(x)[1], posterior.means)
+    assert error < 1e-4 * np.abs(posterior(posterior.means)[1]).max()
 
 
 def test_the_fitted_kernel_is_the_most_probable(data):
@@ -74,6 +83,34 @@ def test_predictions_have_the_derivatives_that_they_say(data):
         for found, high, low in zip((by_mean, by_deviation), above, below, strict=True):
             np.testing.assert_allclose(found[:, column], (high - low) / 2e-5, rtol=1e-3, atol=1e-4)
     assert not by_mean[:, 2].any()
+
+
+def test_results_before_the_end_count_as_far_as_they_agree_with_results_at_the_end(data):
+    encoding, rows, losses = data
+    places = list(range(25))
+    for early_losses, agrees in ((losses, True), (np.random.default_rng(2).permutation(losses), False)):
+        unknown = np.where(np.arange(25) < 18, 0.0, 1.0)
+        ends = np.where(unknown > 0, early_losses, losses)
+        early = EarlyReports(unknown.tolist(), places[:18], [1.0] * 18, early_losses[:18].tolist())
+        process = model.process_of(encoding, rows, ends.tolist(), early)
+        assert len(process.rows) == 25
+        deviation = process.predict(rows)[1]
+        assert (deviation[18:].mean() < 2 * deviation[:18].mean()) == agrees
+
+
+def test_a_process_with_missing_training_has_the_derivatives_that_it_says(data):
+    encoding, rows, losses = data
+    missing = np.random.default_rng(1).integers(3, size=25).astype(float)
+    kernel = model.fitted_kernel(encoding, np.column_stack([rows, missing]), losses)
+    process = model.GaussianProcess(kernel, rows, losses, missing).with_expected(rows[:2] * 0.9)
+    points = np.random.default_rng(1).random((5, 4))
+    points[:, 2] = 1
+    mean, deviation, by_mean, by_deviation = process.gradients(points)
+    np.testing.assert_allclose([mean, deviation], process.predict(points), rtol=1e-9)
+    step = np.array([1e-5, 0.0, 0.0, 0.0])
+    above, below = process.predict(points + step), process.predict(points - step)
+    for found, high, low in zip((by_mean, by_deviation), above, below, strict=True):
+        np.testing.assert_allclose(found[:, 0], (high - low) / 2e-5, rtol=1e-3, atol=1e-4)
 
 
 def test_an_expected_result_changes_no_mean_but_lowers_the_deviation(data):

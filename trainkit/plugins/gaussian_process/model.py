@@ -6,10 +6,15 @@ the noise have their most probable values (MAP). The logarithms of these values 
 of a length grows with the square root of the number of active parameters, so that a model of many parameters
 begins as smooth as a model of few parameters.
 
+If trials have ended at different resources, the rows of the results have a last column: the binary logarithm
+of the share of the training that is missing, which is 0 for a complete trial. Its length tells how far an
+early result agrees with a result at the end. Rows without this column are rows of complete trials.
+
 Source: Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006, chapters 2, 4 and 5; Hvarfner,
 Hellsten, Nardi, "Vanilla Bayesian Optimization Performs Great in High Dimensions", ICML 2024, for the priors;
 Yeo, Johnson, "A new family of power transformations to improve normality or symmetry", Biometrika 87(4),
-2000, for the scale of losses.
+2000, for the scale of losses; Swersky, Snoek, Adams, "Multi-Task Bayesian Optimization", NeurIPS 2013, for a
+kernel of the configuration and the resource.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trainkit.plugins.gaussian_process.curves import EarlyReports
 from trainkit.plugins.gaussian_process.encoding import Encoding, Flags, Floats
 from trainkit.plugins.gaussian_process.minimize import minimize
 
@@ -54,12 +60,14 @@ class Prior:
         branch: mean for the length of a column that decides about other parameters. The mean for such a
             column is small, because the results of one branch say little about the results of another branch.
         length_deviation: deviation for lengths.
+        resource: mean for the length of the column with the missing share of the training.
         noise: mean for the variance of the noise, for losses with variance 1.
         noise_deviation: deviation for the noise.
     """
 
     length: float = -1.0
     branch: float = -0.36
+    resource: float = 0.69
     length_deviation: float = 1.0
     noise: float = -6.0
     noise_deviation: float = 1.5
@@ -86,14 +94,18 @@ class Kernel:
     noise: float
 
     def __call__(self, rows: Floats, others: Floats) -> Floats:
-        """Return the covariance of each of `rows`, shape (m, d), with each of `others`, shape (n, d)."""
+        """Return the covariance of each of `rows`, shape (m, d), with each of `others`, shape (n, d).
+
+        `rows` may lack the last column, which is then 0.
+        """
         return self.of_distance(self.distance(rows, others))
 
     def distance(self, rows: Floats, others: Floats) -> Floats:
         """Return the distances of rows, in units of the columns' lengths; shape (m, n)."""
         roots = np.where(self.listed, 0.0, np.sqrt(self.weights))
-        a, b = rows * roots, others * roots
-        squares = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1) - 2 * (a @ b.T)
+        width = rows.shape[1]
+        a, b = rows * roots[:width], others * roots
+        squares = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1) - 2 * (a @ b[:, :width].T)
         for place in np.flatnonzero(self.listed):
             squares += self.weights[place] * (rows[:, place, None] != others[:, place])
         found: Floats = np.sqrt(np.maximum(squares, 1e-16))
@@ -119,12 +131,14 @@ class _Posterior:
     """
 
     def __init__(self, encoding: Encoding, rows: Floats, losses: Floats, prior: Prior) -> None:
-        self._losses, self._listed = losses, encoding.categories > 0
+        more = rows.shape[1] - len(encoding)
+        self._losses, self._listed = losses, np.append(encoding.categories > 0, [False] * more)
         self._places = np.triu_indices(len(rows), 1)
         differences = rows[self._places[0]] - rows[self._places[1]]
         self._squares = np.where(self._listed, differences != 0, differences**2)
         wide = prior.length + 0.5 * math.log(max(encoding.active, 1.0))
-        lengths = np.where(encoding.parents & self._listed, prior.branch, wide)
+        lengths = np.where(encoding.parents & (encoding.categories > 0), prior.branch, wide)
+        lengths = np.append(lengths, [prior.resource] * more)
         variance = math.log(max(float(losses.var()), 1e-6))
         self.means = np.concatenate([lengths, [variance, prior.noise]])
         deviations = [prior.length_deviation] * len(lengths)
@@ -181,25 +195,33 @@ class GaussianProcess:
         kernel: the kernel.
         rows: rows with results, shape (n, d).
         losses: losses of the rows, shape (n,); far from all rows, the process expects 0.
+        missing: binary logarithm of the missing share of the training of each row, as in `EarlyReports`;
+            None: all trials are complete.
+
+    Attributes:
+        kernel: the kernel.
+        rows: the rows with results; with `missing`, without repetitions.
     """
 
-    def __init__(self, kernel: Kernel, rows: Floats, losses: Floats) -> None:
-        self.kernel, self.rows, self._losses = kernel, rows, losses
-        matrix = kernel(rows, rows)
+    def __init__(self, kernel: Kernel, rows: Floats, losses: Floats, missing: Floats | None = None) -> None:
+        self.kernel, self._results, self._losses, self._missing = kernel, rows, losses, missing
+        self.rows = rows if missing is None else np.unique(rows, axis=0)
+        self._inputs = rows if missing is None else np.column_stack([rows, missing])
+        matrix = kernel(self._inputs, self._inputs)
         matrix[np.diag_indices(len(rows))] = kernel.variance * (1 + JITTER) + kernel.noise
         self._root = np.linalg.inv(np.linalg.cholesky(matrix))
         self._weighted = self._root.T @ (self._root @ losses)
 
     def predict(self, rows: Floats) -> tuple[Floats, Floats]:
         """Return the mean and the standard deviation of the loss without noise, for each of `rows`."""
-        covariance = self.kernel(rows, self.rows)
+        covariance = self.kernel(rows, self._inputs)
         scaled = covariance @ self._root.T
         variance = self.kernel.variance - (scaled * scaled).sum(axis=1)
         return covariance @ self._weighted, np.sqrt(np.maximum(variance, 1e-10))
 
     def mean(self, rows: Floats) -> Floats:
         """Return the mean of the loss, for each of `rows`."""
-        found: Floats = self.kernel(rows, self.rows) @ self._weighted
+        found: Floats = self.kernel(rows, self._inputs) @ self._weighted
         return found
 
     def gradients(self, rows: Floats) -> tuple[Floats, Floats, Floats, Floats]:
@@ -207,14 +229,14 @@ class GaussianProcess:
 
         The derivatives by columns with indices are 0.
         """
-        distance = self.kernel.distance(rows, self.rows)
+        distance = self.kernel.distance(rows, self._inputs)
         covariance, slope = self.kernel.of_distance(distance), self.kernel.slope(distance)
         scaled = covariance @ self._root.T
         deviation = np.sqrt(np.maximum(self.kernel.variance - (scaled * scaled).sum(axis=1), 1e-10))
-        weights = np.where(self.kernel.listed, 0.0, self.kernel.weights)
+        weights = np.where(self.kernel.listed, 0.0, self.kernel.weights)[: rows.shape[1]]
 
         def derivative(factors: Floats) -> Floats:
-            found: Floats = (factors @ self.rows - factors.sum(axis=1)[:, None] * rows) * weights
+            found: Floats = (factors @ self._results - factors.sum(axis=1)[:, None] * rows) * weights
             return found
 
         by_mean = derivative(slope * self._weighted)
@@ -228,25 +250,34 @@ class GaussianProcess:
         if not len(rows):
             return self
         losses = np.concatenate([self._losses, self.mean(rows)])
-        return GaussianProcess(self.kernel, np.concatenate([self.rows, rows]), losses)
+        missing = None if self._missing is None else np.append(self._missing, np.zeros(len(rows)))
+        return GaussianProcess(self.kernel, np.concatenate([self._results, rows]), losses, missing)
 
 
 # --- from results to a process --------------------------------------------------------------------
 
 
-def process_of(encoding: Encoding, rows: Floats, losses: Sequence[float]) -> GaussianProcess:
+def process_of(
+    encoding: Encoding, rows: Floats, losses: Sequence[float], early: EarlyReports | None = None
+) -> GaussianProcess:
     """Return the process of the results of a search.
 
     Args:
         encoding: encoding of the rows.
         rows: the trials in the order of their suggestions, shape (n, d).
         losses: losses of the trials; NaN for a trial without a result. At least one is finite.
+        early: reports of trials before the end of the training; None: all trials are complete.
     """
+    missing: Floats | None = None
+    if early is not None:
+        rows, losses = np.concatenate([rows[early.trials], rows]), [*early.losses, *losses]
+        missing = np.array([*early.missing, *early.missing_at_end])
     scaled, listed = standardized(filled(losses)), encoding.categories > 0
     chosen = representatives(rows, scaled, listed, IN_FIT)
-    kernel = fitted_kernel(encoding, rows[chosen], scaled[chosen])
+    inputs = rows if missing is None else np.column_stack([rows, missing])
+    kernel = fitted_kernel(encoding, inputs[chosen], scaled[chosen])
     chosen = representatives(rows, scaled, listed, IN_MODEL)
-    return GaussianProcess(kernel, rows[chosen], scaled[chosen])
+    return GaussianProcess(kernel, rows[chosen], scaled[chosen], None if missing is None else missing[chosen])
 
 
 def filled(losses: Sequence[float]) -> Floats:

@@ -51,9 +51,10 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
 
     A list of three or more numbers counts as ordered. A failed trial and NaN count as the worst result. A
     running trial counts as if it had the result that the model expects. If a scheduler stops or pauses a
-    trial, its result is estimated: it is expected to change as the complete trials changed. Of more than
-    150 results, the model uses the best 75, the latest 25 and 50 others that are far apart. Suggestion n
-    depends only on the seed, on n, and on the results and running trials at the time of the suggestion.
+    trial, its result is estimated: it is expected to change as the complete trials changed. The model learns
+    how far such estimates agree with the results of complete trials. Of more than 150 results, the model uses
+    the best 75, the latest 25 and 50 others that are far apart. Suggestion n depends only on the seed, on n,
+    and on the results and running trials at the time of the suggestion.
 
     Sources: Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006; Hvarfner, Hellsten, Nardi,
     "Vanilla Bayesian Optimization Performs Great in High Dimensions", ICML 2024; Ament et al., "Unexpected
@@ -128,7 +129,8 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
         known = [(name, row, loss) for name, (row, loss) in self._known.items() if loss is not None]
         if len(known) > CONSIDERED:
             known = [known[place] for place in thinned([loss for *_, loss in known], CONSIDERED)]
-        losses = self._curves.ends({name: loss for name, _, loss in known})
+        lasts = {name: loss for name, _, loss in known}
+        losses = self._curves.ends(lasts)
         number = self._number - len(self._to_run)  # the user's points come first
         # The model would repeat a rejected suggestion, so the next row is random.
         if not self._redraws:
@@ -141,7 +143,7 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
             elif is_initial(self.form, number, losses):
                 yield initial_row(self.form, place, self._base)
             else:
-                yield from self._proposals([name for name, *_ in known], rows, losses, rng)
+                yield from self._proposals(lasts, rows, losses, rng)
         yield from random_rows(self.form, rng)
 
     @cached_property
@@ -167,18 +169,20 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
         """Return the rows of all trials, which are more than the rows in the model."""
         return np.array([row for row, _ in self._known.values()]).reshape(-1, len(self.form))
 
-    def _proposals(self, names: list[str], rows: Floats, losses: list[float], rng: Generator) -> Floats:
+    def _proposals(
+        self, lasts: Mapping[str, float], rows: Floats, losses: list[float], rng: Generator
+    ) -> Floats:
         running = np.array(self._running()[-RUNNING:]).reshape(-1, len(self.form))
         with one_thread():
             if self._earlier is None:
-                process = process_of(self.form, rows, losses)
+                process = process_of(self.form, rows, losses, self._curves.early_reports(lasts))
             else:
                 process = self._earlier.process(rows, losses)
             process = process.with_expected(running)
             if not self.constraints:
                 return proposals(process, self.form, rng, tried=self._tried())
             unknown = [math.nan] * len(self.constraints)
-            excesses = np.array([self._excesses.get(name, unknown) for name in names])
+            excesses = np.array([self._excesses.get(name, unknown) for name in lasts])
             feasible = ~np.isnan(losses) & np.all(excesses <= 0, axis=1)
             feasibility = Feasibility(self.form, rows, excesses)
             return proposals(process, self.form, rng, feasibility, rows[feasible], self._tried())
