@@ -15,7 +15,7 @@ import math
 import numbers
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 from sklearn.model_selection import ParameterSampler
@@ -335,6 +335,12 @@ class CandidateList(Searcher):
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
         """Ignore the outcome of a candidate."""
+
+    def learn_from(self, *given: object) -> NoReturn:
+        raise ConfigError(
+            "candidates that are drawn at the start do not support learn_from and priors: use "
+            "TuneSearchCV(search_optimization='auto')"
+        )
 
 
 class CandidateSource(NamedTuple):

@@ -181,7 +181,9 @@ def test_a_source_without_a_shared_parameter_is_left_out_with_a_warning():
 
 def test_other_searchers_say_which_searcher_learns():
     for searcher in ("random", ConcurrencyLimiter(tune.search.BasicVariantGenerator(), 2)):
-        with pytest.raises(ConfigError, match="does not support learn_from and priors: leave search_alg out"):
+        with pytest.raises(
+            ConfigError, match="does not support learn_from and priors: use search_alg='auto'"
+        ):
             tune.TuneConfig(metric="loss", mode="min", learn_from=drawn(3), search_alg=searcher)
 
 

@@ -1,14 +1,16 @@
-"""The rule `not_worth_it` as the stopper of a scikit-learn search."""
+"""The rule `not_worth_it`, earlier experiments and priors in a scikit-learn search."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from sklearn.svm import SVC
 
 from tests.sklearn.searches import X, Y, search, session  # noqa: F401 - the fixture
 from trainkit import tune
 from trainkit.errors import ConfigError
+from trainkit.sklearn import TuneGridSearchCV
 
 SPACE = {"C": tune.loguniform(1e-3, 1e3)}
 
@@ -21,3 +23,19 @@ def test_a_search_ends_when_more_candidates_are_not_worth_it() -> None:
 def test_candidates_that_are_drawn_at_the_start_cannot_be_judged() -> None:
     with pytest.raises(ConfigError, match=r"not_worth_it.*search_optimization"):
         search(SPACE, stopper="not_worth_it").fit(X, Y)
+
+
+KNOWN = {"priors": {"C": 1.0}, "learn_from": [{"C": 0.1, "average_test_score": 0.5}]}
+
+
+@pytest.mark.parametrize("known", KNOWN)
+@pytest.mark.parametrize("searcher", ["random", "optuna"])
+def test_a_searcher_that_uses_no_knowledge_names_the_searcher_that_does(searcher: str, known: str) -> None:
+    words = "do(es)? not support learn_from and priors: use .*search_optimization='auto'"
+    with pytest.raises(ConfigError, match=words):
+        search(SPACE, search_optimization=searcher).fit(X, Y, tune_params={known: KNOWN[known]})
+
+
+def test_candidates_of_a_grid_use_no_knowledge() -> None:
+    with pytest.raises(ConfigError, match=r"use TuneSearchCV\(search_optimization='auto'\)"):
+        TuneGridSearchCV(SVC(), {"C": [1, 2]}).fit(X, Y, tune_params={"priors": {"C": 1}})

@@ -425,8 +425,8 @@ class Searcher(ABC):
             ConfigError: this searcher does not support earlier experiments, or an argument is wrong.
         """
         raise ConfigError(
-            f"{type(self).__name__} does not support learn_from and priors: leave search_alg out, or use "
-            "GaussianProcessSearch"
+            f"{type(self).__name__} does not support learn_from and priors: use "
+            f"{setting('search_alg')}='auto'"
         )
 
     # --- files for the user -----------------------------------------------------------------------
