@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainkit.errors import ConfigError, TuneError
-from trainkit.tune import Result, ResultGrid
+
+if TYPE_CHECKING:
+    from trainkit.tune import Result, ResultGrid
 
 RETURNED = "objective"
 """Name of the metric of a return value."""

@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 
 from trainkit import tune
 from trainkit.errors import SpaceError
-from trainkit.tune.space.domains import GridSearch
 
 
 class SweepSpace(NamedTuple):
@@ -80,9 +79,8 @@ def _written(value: Any) -> str:
 
 
 def _a_value(domain: Any) -> Any:
-    if isinstance(domain, GridSearch):
-        return domain.values[0]
-    return domain.sample()
+    sample = getattr(domain, "sample", None)
+    return sample() if sample is not None else domain.values[0]  # the axis of a grid has no sample()
 
 
 def _domain(override: Override, grid: bool) -> Any:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
@@ -22,10 +22,9 @@ from trainkit.plugins.hydra.jobs import INSTALLED, JobRunner, begin
 from trainkit.plugins.hydra.launcher import JobLauncher
 from trainkit.plugins.hydra.objective import Objective, read_objective
 from trainkit.plugins.hydra.space import SweepSpace, read_space
-from trainkit.tune.core.trial import Trial
-from trainkit.tune.schedulers import create_scheduler
-from trainkit.tune.search import create_searcher
-from trainkit.tune.trial.context import current_session
+
+if TYPE_CHECKING:
+    from trainkit.tune.core.trial import Trial
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +188,7 @@ class TuneSweeper(Sweeper):
             mode=cast("Any", self.objective.mode),
             search_alg=self._searcher(),
             scheduler=settings["scheduler"]
-            and create_scheduler(settings["scheduler"], **settings["scheduler_settings"]),
+            and tune.create_scheduler(settings["scheduler"], **settings["scheduler_settings"]),
             num_samples=self._either("num_samples", "n_trials") or (1 if self.is_grid else 20),
             max_concurrent_trials=self._either("max_concurrent", "n_jobs") or self.jobs.n_jobs,
             seed=settings["seed"],
@@ -202,10 +201,10 @@ class TuneSweeper(Sweeper):
         if sampler is not None:
             if name is not None:
                 raise ConfigError("hydra.sweeper has both search_alg and sampler: give one of them")
-            return create_searcher("optuna", sampler=sampler)
+            return tune.create_searcher("optuna", sampler=sampler)
         if name is None and not self.settings["search_settings"]:
             return None
-        return create_searcher(
+        return tune.create_searcher(
             "random" if self.is_grid else name or "auto", **self.settings["search_settings"]
         )
 
@@ -270,6 +269,8 @@ def _folder_of(trial: Trial) -> str:
 def _run_trial(
     runner: JobRunner, objective: Objective, space: SweepSpace, config: Mapping[str, Any]
 ) -> dict[str, Any] | None:
+    from trainkit.tune.trial.context import current_session  # Hydra loads this file in all programs
+
     number = _number_of(tune.get_context().get_trial_id())
     returned = runner(number, space.overrides(config)).return_value
     return objective.report_of(returned, has_reported=current_session("report").meter.iteration > 0)
