@@ -22,6 +22,7 @@ from trainkit.plugins.hydra.jobs import INSTALLED, JobRunner, begin
 from trainkit.plugins.hydra.launcher import JobLauncher
 from trainkit.plugins.hydra.objective import Objective, read_objective
 from trainkit.plugins.hydra.space import SweepSpace, read_space
+from trainkit.tune.trial.context import current_session
 
 if TYPE_CHECKING:
     from trainkit.tune.core.trial import Trial
@@ -269,8 +270,6 @@ def _folder_of(trial: Trial) -> str:
 def _run_trial(
     runner: JobRunner, objective: Objective, space: SweepSpace, config: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    from trainkit.tune.trial.context import current_session  # Hydra loads this file in all programs
-
     number = _number_of(tune.get_context().get_trial_id())
     returned = runner(number, space.overrides(config)).return_value
     return objective.report_of(returned, has_reported=current_session("report").meter.iteration > 0)
