@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import shutil
 from types import SimpleNamespace
@@ -317,6 +318,47 @@ def test_a_restore_repeats_the_suggestions_although_the_source_has_gone(fit, res
     for number in range(1, 8):
         rest = restore(bowl, f"{number} trials", num_samples=8)
         assert [each.config for each in rest] == [each.config for each in whole]
+
+
+@pytest.mark.usefixtures("inline")
+def test_a_restore_keeps_what_was_read_of_a_source_that_has_grown_since(fit, restore, caplog):
+    def bowl(config):
+        return {"loss": shifted(1)(config)}
+
+    settings = {"metric": "loss", "seed": 3, "max_concurrent_trials": 1}
+    source = fit(bowl, BOWL, **settings, num_samples=6, run={"name": "earlier"}).experiment_path
+    whole = fit(bowl, BOWL, **settings, num_samples=7, learn_from=[source], run={"name": "whole"})
+    fit(bowl, BOWL, **settings, num_samples=2, learn_from=[source], run={"name": "part"})
+    restore(bowl, "earlier", num_samples=9)
+    with caplog.at_level(logging.WARNING):
+        rest = restore(bowl, "part", metric="loss", num_samples=7, learn_from=[source])
+    assert "learn_from has changed" in caplog.text
+    assert [each.config for each in rest] == [each.config for each in whole]
+    (stored,) = rest.facts()["tune_config"]["learn_from"]
+    assert len(stored["configs"]) == 6
+
+
+@pytest.mark.usefixtures("inline")
+@pytest.mark.parametrize(
+    ("values", "same"),
+    [([1.0, 2.0], True), ([1.0, 5.0], True), ([5.0, 6.0], False), ([1.0], False)],
+    ids=["grown", "later reports", "other values", "fewer trials"],
+)
+def test_a_restore_accepts_only_the_same_trials_and_later_ones(fit, restore, values, same):
+    def bowl(config):
+        return {"loss": shifted(1)(config)}
+
+    def table(losses):
+        return [{"x": number, "y": 0.5, "loss": each} for number, each in enumerate(losses)]
+
+    fit(bowl, BOWL, metric="loss", num_samples=2, learn_from=table([1.0, 2.0]))
+    goal = {"metric": "loss", "mode": "min"}
+    given = table([*values, 9.0] if len(values) > 1 else values)
+    if same:
+        assert len(restore(bowl, **goal, num_samples=3, learn_from=given)) == 3
+    else:
+        with pytest.raises(ConfigError, match=r"learn_from=.* differs from the experiment's"):
+            restore(bowl, **goal, num_samples=3, learn_from=given)
 
 
 def test_a_simulation_learns_too():

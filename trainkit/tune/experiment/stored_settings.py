@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, cast
@@ -27,6 +28,8 @@ from trainkit.tune.search import (
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.serialization import holds_opaque, why_not_made_again
 from trainkit.tune.sync.storage import Address, describe_address
+
+logger = logging.getLogger("trainkit.tune")
 
 _POLICIES: dict[str, Callable[..., Any]] = {
     "failure_config": FailureConfig,
@@ -115,6 +118,24 @@ def _comparable(name: str, value: Any) -> Any:
     return constraints_of(list(value or ())) if name == "constraints" else dict(value or {})
 
 
+def _have_grown(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> bool:
+    """Return True if `new` has the earlier experiments of `old`, perhaps with later trials and reports.
+
+    Running trials may have new values, so it is enough if one trial of each experiment has its old value.
+    """
+    return len(old) == len(new) and all(
+        before.get("mode") == now.get("mode")
+        and _values(before).keys() <= _values(now).keys()
+        and _values(before).items() & _values(now).items()
+        for before, now in zip(old, new, strict=True)
+    )
+
+
+def _values(source: Mapping[str, Any]) -> dict[frozenset[tuple[str, Any]], float | None]:
+    configs = (frozenset(each.items()) for each in source["configs"])
+    return dict(zip(configs, source["values"], strict=True))
+
+
 def restored_tune_config(stored: Mapping[str, Any], given: TuneConfig | None) -> TuneConfig:
     """Return the stored TuneConfig, overridden by the fields of `given` that differ from their defaults.
 
@@ -126,11 +147,16 @@ def restored_tune_config(stored: Mapping[str, Any], given: TuneConfig | None) ->
     for name in settings.keys() & set(_FIXED):
         new, old = settings[name], stored.get(name)
         # The user passes objects again that the file cannot store.
-        if not holds_opaque(old) and _comparable(name, new) != _comparable(name, old):
+        if holds_opaque(old) or _comparable(name, new) == _comparable(name, old):
+            continue
+        if name != "learn_from" or not _have_grown(old or (), new or ()):
             raise TuneArgumentError(
                 f"TuneConfig({name}={shortened_repr(new)}) differs from the experiment's "
                 f"{shortened_repr(old)}: leave it out, or start a new experiment"
             )
+        # The earlier suggestions depend on the trials that were read at the start.
+        logger.warning("learn_from has changed: the experiment uses the trials that it read at its start")
+        del settings[name]
     lacking, why = {}, []
     for name, value in stored.items():
         if name in settings:
