@@ -12,29 +12,27 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainkit.cli import HELP, Command
 from trainkit.errors import ConfigError
+from trainkit.registry import loaded
 from trainkit.runtime.local.system import boot
 from trainkit.train import torch
 
 if TYPE_CHECKING:
-    from trainkit.train.torch import ScriptOptions
+    from trainkit.train.torch import RankStreams, ScriptOptions
 
-_ONE_MACHINE = (
-    "`trainkit run` uses one machine. For several, use TorchTrainer on Ray: trainkit.init(address=...)"
-)
 _ENGINES = "DeepSpeed, Megatron-LM and XLA have launchers of their own: use those"
 _REFUSED = {
     "config-file": "pass the file's settings as flags, such as --num-processes 2 --mixed-precision bf16",
     "use-deepspeed": _ENGINES,
     "use-megatron-lm": _ENGINES,
     "tpu": _ENGINES,
-    "mpirun-hostfile": _ONE_MACHINE,
+    "mpirun-hostfile": "pass the file as --hosts FILE",
     "signals-to-handle": "SIGINT and SIGTERM reach the ranks; other signals end the launcher and all ranks",
     "numa-binding": "start `trainkit run` under numactl, which binds all ranks",
 }
 """Maps flags of torchrun and `accelerate launch` that are not supported to the reason or an alternative."""
 
-_NO_EFFECT = ("monitor-interval", "start-method", "local-addr", "rdzv-backend", "rdzv-conf")
-"""Flags of torchrun that take a value, and that have no effect because only one machine is used."""
+_NO_EFFECT = ("monitor-interval", "start-method", "rdzv-backend")
+"""Flags of torchrun that take a value, and that have no effect."""
 _NO_EFFECT_SWITCHES = ("run-path", "same-network", "quiet")
 
 _ACCELERATE = {
@@ -105,17 +103,23 @@ class Run(Command):
             _add(refused, name, nargs="?", action=_Refused, help=argparse.SUPPRESS, const=reason)
 
     def run(self, arguments: argparse.Namespace) -> int:
+        if arguments.as_node or arguments.hosts or machines_of(arguments.nnodes)[1] > 1:
+            return int(loaded("trainkit.launchers", "nodes")(arguments))
         with boot.begun():  # the session starts in the background while this block loads the launcher's code
             options = options_of(arguments)
-            streams = torch.RankStreams(
-                log_dir=arguments.log_dir,
-                run_id=str(options.variables["TORCHELASTIC_RUN_ID"]),
-                redirects=arguments.redirects,
-                tee=arguments.tee,
-                shown=_ranks(arguments.local_ranks_filter),
-                role=arguments.role,
-            )
-            return torch.Launcher(options, streams).run()
+            return torch.Launcher(options, streams_of(arguments, options)).run()
+
+
+def streams_of(arguments: argparse.Namespace, options: ScriptOptions) -> RankStreams:
+    """Return the destinations of the ranks' output, as given by the flags."""
+    return torch.RankStreams(
+        log_dir=arguments.log_dir,
+        run_id=str(options.variables["TORCHELASTIC_RUN_ID"]),
+        redirects=arguments.redirects,
+        tee=arguments.tee,
+        shown=_ranks(arguments.local_ranks_filter),
+        role=arguments.role,
+    )
 
 
 def _add(group: Any, name: str, *short: str, pet: bool = True, **settings: Any) -> None:
@@ -134,10 +138,11 @@ def _add_own(group: Any) -> None:
     number = os.environ.get("PET_NPROC_PER_NODE")
     texts = {
         "workers": "number of ranks, or gpu, cpu or auto (default: 1)",
-        **dict.fromkeys(("nproc-per-node", "num-processes"), "same as --workers"),
+        "nproc-per-node": "same as --workers, on each machine",
     }
     for name, text in texts.items():
         _add(group, name, dest="workers", default=number, metavar="N", help=text)
+    _add(group, "num-processes", pet=False, metavar="N", help="number of ranks on all machines together")
     _add(
         group, "cpus-per-worker", type=float, metavar="N",
         help="CPUs of a rank, and threads of its libraries (default: 1, or all CPUs for a single rank)",
@@ -160,8 +165,10 @@ def _add_own(group: Any) -> None:
 
 
 def _add_torchrun(group: Any) -> None:
-    _add(group, "nnodes", default="1", metavar="1", help="number of machines, which must be 1")
-    _add(group, "node-rank", type=int, default=0, metavar="0", help="index of this machine, always 0")
+    _add(group, "nnodes", default="1", metavar="N", help="number of machines, or MIN:MAX (default: 1)")
+    _add(group, "hosts", metavar="HOSTS", help="start the ranks by SSH on host1,host2, or on a file's hosts")
+    _add(group, "node-rank", type=int, metavar="K", help="index of this machine, if started on each machine")
+    _add(group, "as-node", action="store_true", pet=False, help=argparse.SUPPRESS)
     _add(group, "standalone", action="store_true", help="meet at a free port, with a new run id")
     for name in ("master-addr", "main-process-ip"):
         _add(group, name, dest="master_addr", help="address where the ranks meet (default: 127.0.0.1)")
@@ -175,6 +182,14 @@ def _add_torchrun(group: Any) -> None:
             help="port to meet at (default: a free port)",
         )
     _add(group, "rdzv-endpoint", default="", metavar="HOST:PORT", help="address and port in one")
+    _add(
+        group,
+        "rdzv-conf",
+        default="",
+        metavar="K=V,...",
+        help="join_timeout and last_call_timeout, in seconds",
+    )
+    _add(group, "local-addr", default="", metavar="ADDRESS", help="address of this machine for the others")
     _add(group, "rdzv-id", default="none", metavar="ID", help="TORCHELASTIC_RUN_ID")
     _add(group, "role", default="default", help="ROLE_NAME")
     _add(group, "virtual-local-rank", action="store_true", help="same as --gpus-per-worker 1")
@@ -193,8 +208,8 @@ def _add_torchrun(group: Any) -> None:
 
 def _add_accelerate(group: Any) -> None:
     add = functools.partial(_add, group, pet=False)
-    add("num-machines", dest="nnodes", metavar="1", help="number of machines, which must be 1")
-    add("machine-rank", dest="node_rank", type=int, metavar="0", help="index of this machine, always 0")
+    add("num-machines", dest="nnodes", metavar="N", help="number of machines")
+    add("machine-rank", dest="node_rank", type=int, metavar="K", help="index of this machine")
     add("multi-gpu", action="store_true", help="one rank per GPU, if no number is given")
     for name, variable in _ACCELERATE.items():
         choices = ("no", "fp16", "bf16", "fp8") if name == "mixed-precision" else None
@@ -228,19 +243,21 @@ def options_of(arguments: argparse.Namespace) -> ScriptOptions:
         # The parser already refuses this flag, so the value comes from an environment variable.
         if getattr(arguments, name.replace("-", "_")):
             raise ConfigError(f"{_pet(name)}: {reason}")
-    if arguments.nnodes not in ("1", "1:1") or arguments.node_rank != 0:
-        raise ConfigError(f"--nnodes {arguments.nnodes} --node-rank {arguments.node_rank}: {_ONE_MACHINE}")
+    if (nodes := machines_of(arguments.nnodes)[1]) == 1 and arguments.node_rank:
+        raise ConfigError(f"--node-rank {arguments.node_rank} needs --nnodes with the number of machines")
+    if arguments.num_processes and nodes > 1:
+        arguments.workers = _share(arguments.num_processes, nodes)
     if arguments.no_python and arguments.module:
         raise ConfigError("--no-python runs a program, and -m a module: give one of them")
     if not (arguments.module or arguments.no_python) and not os.path.exists(arguments.script):
         raise ConfigError(f"there is no script {arguments.script!r}; -m runs a module by its name")
     gpus = arguments.gpus_per_worker or float(arguments.virtual_local_rank)
-    address, port = _meeting_place(arguments)
+    address, port = meeting_place(arguments)
     return torch.ScriptOptions.of(
         [arguments.script, *arguments.arguments],
         kind="module" if arguments.module else "program" if arguments.no_python else "script",
         fresh=arguments.fresh,
-        workers=arguments.workers or ("gpu" if arguments.multi_gpu else "1"),
+        workers=arguments.workers or arguments.num_processes or ("gpu" if arguments.multi_gpu else "1"),
         cpus=arguments.cpus_per_worker,
         gpus=gpus,
         variables=variables_of(arguments, gpus, os.environ),
@@ -252,12 +269,27 @@ def options_of(arguments: argparse.Namespace) -> ScriptOptions:
     )
 
 
-def _meeting_place(arguments: argparse.Namespace) -> tuple[str, int]:
+def meeting_place(arguments: argparse.Namespace) -> tuple[str, int]:
+    """Return the address and the port (0: any) that the flags name."""
     host, _, port = arguments.rdzv_endpoint.rpartition(":") if not arguments.standalone else ("", "", "")
     if port and not port.isdecimal():
         host, port = arguments.rdzv_endpoint, ""
     address = arguments.master_addr or host.strip("[]") or "127.0.0.1"
     return address, arguments.master_port or int(port or 0)
+
+
+def machines_of(text: str) -> tuple[int, int]:
+    """Return the least and the largest number of machines that `--nnodes` allows."""
+    least, _, most = text.partition(":")
+    if not (least.isdecimal() and (most or least).isdecimal() and 1 <= int(least) <= int(most or least)):
+        raise ConfigError(f"--nnodes must be a number of machines, or MIN:MAX, not {text}")
+    return int(least), int(most or least)
+
+
+def _share(ranks: str, nodes: int) -> str:
+    if not ranks.isdecimal() or int(ranks) % nodes:
+        raise ConfigError(f"--num-processes {ranks} can't be divided among {nodes} machines: pass --workers")
+    return str(int(ranks) // nodes)
 
 
 def variables_of(
@@ -272,10 +304,10 @@ def variables_of(
     """
     run_id = secrets.token_hex(16) if arguments.standalone else arguments.rdzv_id
     found: dict[str, str | None] = {"ROLE_NAME": arguments.role, "TORCHELASTIC_RUN_ID": run_id}
-    # Ranks on one machine must not be reachable over the network, so they use the loopback interface.
-    defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"} | dict.fromkeys(
-        ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo"
-    )
+    defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    if machines_of(arguments.nnodes)[1] == 1:
+        # Ranks on one machine must not be reachable over the network, so they use the loopback interface.
+        defaults |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo")
     found |= {name: value for name, value in defaults.items() if name not in inherited}
     if not gpus:
         found["CUDA_VISIBLE_DEVICES"] = inherited.get("CUDA_VISIBLE_DEVICES")

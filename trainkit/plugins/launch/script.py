@@ -24,23 +24,20 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from trainkit.errors import ActorDiedError, ConfigError, GangError, TaskError, message_of
+from trainkit.errors import ConfigError
 from trainkit.plugins.launch.libraries import watch_ranks
 from trainkit.resources import Bundle
 from trainkit.runtime import api as runtime
 from trainkit.runtime import signals
 from trainkit.runtime.local.system import devices, process
-from trainkit.runtime.restart_policy import signal_name
-from trainkit.settings import PAUSES, PreemptSettings
-from trainkit.train.distributed.failure_cause import LostOthersError, is_exit, lost_peer
+from trainkit.settings import PAUSES
+from trainkit.train.distributed.failure_cause import LostOthersError, lost_peer
 from trainkit.train.distributed.rendezvous import set_torchrun_variables
 from trainkit.train.workers.member import GroupMember, WorkerSpec
 from trainkit.train.workers.pausing import own_vote
-from trainkit.train.workers.placement import WorkerPlacement
-from trainkit.train.workers.worker_group import WorkerGroup
 
 _CHANNEL = "streams"
-_STORE = "store"
+STORE = "store"
 _MOST_FDS = 3
 _LAST_WORDS_S = 5.0
 
@@ -53,12 +50,17 @@ class ScriptOptions:
         command: script, module or program, with its arguments.
         kind: type of the command; each rank runs a program in a child process.
         fresh: True: each rank is a new Python process; False: a fork of a process that has imported torch.
-        num_workers: number of ranks.
+        num_workers: number of ranks on this machine.
         bundle: resources of each rank.
         variables: environment variables for all ranks; None removes a variable.
         sees_own_gpus: True: each rank sees only its own GPUs, and LOCAL_RANK is 0; False: each rank sees all
             GPUs.
         address, port: address and port at which the ranks meet; port 0: any free port.
+        first_rank: rank of this machine's first rank.
+        world_size: number of ranks on all machines; 0: `num_workers`.
+        node_rank: index of this machine among the machines of the run.
+        nodes: number of machines of the run.
+        host: name of this machine in messages; "" if the run has one machine.
         max_restarts: maximum number of restarts of all ranks after failures.
         restarts: number of restarts that have happened.
         shutdown_s: seconds from SIGINT or SIGTERM until ranks that still run are killed.
@@ -74,6 +76,11 @@ class ScriptOptions:
     sees_own_gpus: bool = False
     address: str = "127.0.0.1"
     port: int = 0
+    first_rank: int = 0
+    world_size: int = 0
+    node_rank: int = 0
+    nodes: int = 1
+    host: str = ""
     max_restarts: int = 0
     restarts: int = 0
     shutdown_s: float = 30.0
@@ -83,6 +90,11 @@ class ScriptOptions:
     backend: str = field(default="", init=False)
     # Collectives have no timeout, because a rank may evaluate for hours after the other ranks have ended.
     timeout_s: float = field(default=float("inf"), init=False)
+
+    @property
+    def all_ranks(self) -> int:
+        """Number of ranks on all machines."""
+        return self.world_size or self.num_workers
 
     @classmethod
     def of(
@@ -139,7 +151,7 @@ class RendezvousHost:
         import torch.distributed as dist
 
         self._store = None
-        (fd,) = descriptors(folder, _STORE)
+        (fd,) = descriptors(folder, STORE)
         with socket.socket(fileno=os.dup(fd)) as listening:
             address, port = listening.getsockname()[:2]
         self._store = dist.TCPStore(  # type: ignore[attr-defined, unused-ignore]
@@ -157,11 +169,11 @@ class ScriptWorker(GroupMember):
         """Take over the launcher's standard streams, and set this rank's environment variables."""
         signals.restore_defaults()
         options = self._options = spec.options
-        rank = self._rank = spec.rank
-        for standard, fd in enumerate(descriptors(str(runtime.scratch_dir()), str(rank))):
+        rank = self._rank = options.first_rank + spec.rank
+        for standard, fd in enumerate(descriptors(str(runtime.scratch_dir()), str(spec.rank))):
             os.dup2(fd, standard)
             os.close(fd)
-        world_size, local = options.num_workers, spec.locality
+        world_size, local = options.all_ranks, spec.locality
         if options.sees_own_gpus:
             local = replace(local, rank=0)
         set_torchrun_variables(f"tcp://{options.address}:{options.port}", rank, world_size, local)
@@ -171,8 +183,8 @@ class ScriptWorker(GroupMember):
             else:
                 os.environ[name] = value
         os.environ.update(
-            GROUP_RANK="0",
-            GROUP_WORLD_SIZE="1",
+            GROUP_RANK=str(options.node_rank),
+            GROUP_WORLD_SIZE=str(options.nodes),
             ROLE_RANK=str(rank),
             ROLE_WORLD_SIZE=str(world_size),
             TORCHELASTIC_RESTART_COUNT=str(options.restarts),
@@ -224,7 +236,7 @@ class ScriptWorker(GroupMember):
         sys.path[:] = self._options.search_path
         if (multiprocessing := sys.modules.get("multiprocessing.process")) is not None:
             multiprocessing.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
-        watch_ranks(self._rank, self._options.num_workers, say)
+        watch_ranks(self._rank, self._options.all_ranks, say)
         if self._options.kind == "module":
             sys.path.insert(0, os.getcwd())
             runpy.run_module(command[0], run_name="__main__", alter_sys=True)
@@ -379,9 +391,11 @@ class RankStreams:
     role: str = "default"
     _opened: list[int] = field(default_factory=list)
     _copying: list[threading.Thread] = field(default_factory=list)
+    _first_rank: int = 0
 
-    def open(self, attempt: int, ranks: int) -> dict[str, list[int]]:
-        """Return the file descriptors of stdin, stdout and stderr for each rank."""
+    def open(self, attempt: int, ranks: int, first_rank: int = 0) -> dict[str, list[int]]:
+        """Return the file descriptors of stdin, stdout and stderr for each rank of this machine."""
+        self._first_rank = first_rank
         return {
             str(rank): [0, *(self._stream(attempt, rank, number) for number in (1, 2))]
             for rank in range(ranks)
@@ -408,14 +422,14 @@ class RankStreams:
         if self.log_dir is None:
             self.log_dir = tempfile.mkdtemp(prefix="trainkit-run-")
             say(f"the ranks' output is written to {self.log_dir}")
-        folder = Path(self.log_dir, self.run_id, f"attempt_{attempt}", str(rank))
+        folder = Path(self.log_dir, self.run_id, f"attempt_{attempt}", str(self._first_rank + rank))
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / ("stdout.log" if number == 1 else "stderr.log")
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
         if not teed:
             return self._own(file)
         reading, writing = os.pipe()
-        prefix = f"[{self.role}{rank}]:".encode()
+        prefix = f"[{self.role}{self._first_rank + rank}]:".encode()
         copying = threading.Thread(
             target=_copy, args=(reading, file, os.dup(console), prefix), name="trainkit-tee", daemon=True
         )
@@ -462,179 +476,3 @@ def tell(text: str) -> None:
     left = text.encode(errors="backslashreplace")
     while left:
         left = left[os.write(2, left) :]
-
-
-@dataclass(frozen=True)
-class RankFailure:
-    """Description of a failure that ended the run of a script.
-
-    Attributes:
-        event: line of text that says which rank failed, and how.
-        code: exit code that the launcher returns.
-        text: traceback from the rank; "" if no traceback exists or the rank has already printed it.
-    """
-
-    event: str
-    code: int
-    text: str = ""
-
-
-class Launcher:
-    """Run of a script: starts the session and the ranks, and restarts all ranks after a failure.
-
-    Args:
-        options: script to run, and settings of its ranks.
-        streams: destinations of the ranks' output.
-    """
-
-    def __init__(self, options: ScriptOptions, streams: RankStreams) -> None:
-        self._options = options
-        self._streams = streams
-        self._ranks: dict[int, int] = {}
-        self._signal: int | None = None
-
-    def run(self) -> int:
-        """Run the script on all ranks; return the launcher's exit code.
-
-        Raises:
-            ConfigError: the rendezvous port is in use.
-            InfeasibleError: the machine has too few GPUs.
-        """
-        options = self._options
-        with listening_at(options.address, options.port) as listening:
-            self._options = options = replace(options, port=listening.getsockname()[1])
-            for number in (signal.SIGINT, *PreemptSettings.of().numbers):
-                # A shell makes its background jobs ignore Ctrl-C, and an ignored signal must remain ignored.
-                if signal.getsignal(number) != signal.SIG_IGN:
-                    signal.signal(number, self._signalled)
-            # torch is imported, and reads OMP_NUM_THREADS, before `ScriptWorker.start` sets variables.
-            threads = options.variables.get("OMP_NUM_THREADS")
-            runtime.init(
-                engine="local",
-                num_cpus=options.num_workers * options.bundle["CPU"],
-                preload=(__name__,),
-                runtime_env={"env_vars": {"OMP_NUM_THREADS": threads} if threads else {}},
-                log_to_driver=False,
-            )
-            try:
-                return self._run(listening)
-            finally:
-                runtime.shutdown()
-
-    def _run(self, listening: socket.socket) -> int:
-        folder = str(runtime.scratch_dir())
-        channel = DescriptorChannel(folder)
-        host: Any = runtime.remote(RendezvousHost).options(num_cpus=0, label="rendezvous").remote()
-        placement = WorkerPlacement(self._options.bundle)
-        placement.take(self._options.num_workers)
-        most = self._options.max_restarts
-        restarts = 0
-        while True:
-            self._options = replace(self._options, restarts=restarts)
-            streams = self._streams.open(restarts, self._options.num_workers)
-            channel.given = {**streams, _STORE: [listening.fileno()]}
-            failure = self._attempt(placement, host.listen.remote(folder))
-            if self._signal is not None:
-                return 128 + self._signal
-            if failure is None:
-                return 0
-            say(failure.event)
-            tell(failure.text)
-            if restarts == most:
-                return failure.code
-            restarts += 1
-            say(f"restarting all ranks, restart {restarts} of {most}")
-
-    def _attempt(self, placement: WorkerPlacement, listening: Any) -> RankFailure | None:
-        group = WorkerGroup(self._options, placement, "rank", ScriptWorker)
-        group.is_end = lambda error: self._signal is not None or is_exit(error)
-        pids: list[int] = []
-        try:
-            group.start(None)
-            self._streams.sent()
-            pids = group.call("apply", os.getpid)
-            for rank, pid in enumerate(pids):
-                # If the rank has been killed, the next call of the group reports the failure.
-                with contextlib.suppress(ProcessLookupError):
-                    self._ranks[rank] = os.pidfd_open(pid)
-            runtime.get(listening)  # The rendezvous store must be served before any script connects to it.
-            group.call("run")
-        except (TaskError, GangError) as error:
-            return failure_of(error, self._options.num_workers, pids)
-        finally:
-            group.close(force=True)
-            while self._ranks:
-                os.close(self._ranks.popitem()[1])
-            self._streams.finish()
-        return None
-
-    def _signalled(self, number: int, frame: types.FrameType | None) -> None:
-        if not self._ranks:
-            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
-        if self._signal is not None:
-            self._send(signal.SIGKILL)
-            return
-        self._signal = number
-        signals.announce()
-        name, seconds = signal.Signals(number).name, self._options.shutdown_s
-        how = "has reached" if signals.is_of_job(number) else "is sent to"
-        say(f"{name} {how} all ranks, which have {seconds:g} s to end; a second {name} ends them at once")
-        if how == "is sent to":
-            self._send(number)
-        late = threading.Timer(seconds, self._send, [signal.SIGKILL, "did not end in time, and is killed"])
-        late.daemon = True
-        late.start()
-
-    def _send(self, number: int, told: str = "") -> None:
-        for rank, fd in list(self._ranks.items()):
-            with contextlib.suppress(OSError):  # The rank has ended.
-                signal.pidfd_send_signal(fd, number)
-                if told:
-                    say(f"rank {rank} {told}")
-
-
-def listening_at(address: str, port: int) -> socket.socket:
-    """Return a socket that listens at `address` and `port`.
-
-    Raises:
-        ConfigError: the port is in use, or the address does not belong to this machine.
-    """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        return socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"the ranks can't meet at {address}:{port} ({error}): choose another port, or pass none to get a "
-            "free port; the address must belong to this machine"
-        ) from error
-
-
-def failure_of(error: BaseException, world_size: int, pids: Sequence[int]) -> RankFailure:
-    """Describe a failure of the ranks.
-
-    Args:
-        error: exception raised by the call that ran the script on all ranks.
-        world_size: number of ranks.
-        pids: process id of each rank, in the order of ranks.
-
-    Raises:
-        BaseException: no rank caused `error`, which is raised again.
-    """
-    others = "; the other ranks were ended" if world_size > 1 else ""
-    cause = error.cause if isinstance(error, TaskError) else error.__cause__
-    lost = cause.cause if isinstance(cause, TaskError) else cause
-    if isinstance(cause, ScriptError):
-        event = f"rank {cause.rank} of {world_size} (pid {pids[cause.rank]}) raised {cause.kind}{others}"
-        return RankFailure(event, 1, cause.text)
-    if isinstance(lost, LostOthersError):
-        event = "a rank lost the others, and no rank has failed: they ended early or never connected"
-        return RankFailure(event, 1, lost.text)
-    if not isinstance(cause, ActorDiedError) or cause.pid not in pids:
-        raise error
-    code = cause.exit_code
-    how = f"was ended: {message_of(cause)}" if code is None else f"ended with exit code {code}"
-    if code is not None and code < 0:
-        how = f"was killed by {signal_name(-code)}"
-    rank = pids.index(cause.pid)
-    event = f"rank {rank} of {world_size} (pid {cause.pid}) {how}{others}"
-    return RankFailure(event, 1 if code is None else code if code > 0 else 128 - code)

@@ -1,4 +1,4 @@
-from trainkit.plugins.launch.script import Launcher as Launcher
+from trainkit.plugins.launch.launcher import Launcher as Launcher
 from trainkit.plugins.launch.script import RankStreams as RankStreams
 from trainkit.plugins.launch.script import ScriptOptions as ScriptOptions
 from trainkit.train.torch.options import TorchConfig as TorchConfig
