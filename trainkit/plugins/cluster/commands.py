@@ -39,6 +39,7 @@ _CARRIED_PREFIXES = tuple(
 )
 _OF_ONE_MACHINE = (SESSION_MARK, EXPERIMENT_MARK, PAUSES, TERMINAL)
 _SHOWN_WORDS = 5
+_NOISE = b"lacks support for cpu binding"
 
 
 class RemoteError(TrainkitError):
@@ -203,7 +204,8 @@ class RemoteCommand:
 
     def _listen(self) -> None:
         for line in self._pipe("stderr"):
-            self._words = [*self._words, line.decode(errors="replace").rstrip()][-_SHOWN_WORDS:]
+            if _NOISE not in line:
+                self._words = [*self._words, line.decode(errors="replace").rstrip()][-_SHOWN_WORDS:]
 
     def _failure(self, carrier_code: int) -> RemoteError | None:
         name = self.machine.name

@@ -26,6 +26,7 @@ import signal
 import struct
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +35,7 @@ REPORTS = 3
 """Descriptor to which a command can write messages, apart from its output."""
 _PIECE = 65536
 _LAST_WORDS_S = 5.0
+_LOOK_S = 0.02
 _SUBREAPER = 36
 
 
@@ -120,14 +122,19 @@ def _reports() -> int:
 
 
 def _end_descendants() -> None:
-    """Kill all processes that the command has left behind; they have become children of this process."""
+    """End all processes that the command has left behind; they have become children of this process."""
+    latest = time.monotonic() + _LAST_WORDS_S
+    asked: set[int] = set()
     while left := children():
+        is_late = time.monotonic() > latest
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in left:
+                if is_late or pid not in asked:
+                    os.kill(pid, signal.SIGKILL if is_late else signal.SIGTERM)
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+                os.waitpid(pid, os.WNOHANG)
+        asked.update(left)
+        time.sleep(_LOOK_S)
 
 
 def children() -> list[int]:

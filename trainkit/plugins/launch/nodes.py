@@ -28,8 +28,8 @@ from trainkit.plugins.launch.script import say, tell
 from trainkit.runtime.local.system import boot
 
 _WHICH_MACHINES = (
-    "say which machines: pass --hosts host1,host2 to start them by SSH, start `trainkit run` once in the batch "
-    "script of a Slurm job of several nodes, or start it on each machine with --node-rank and "
+    "say which machines: pass --hosts host1,host2 to start them by SSH, start `trainkit run` once in the "
+    "batch script of a Slurm job of several nodes, or start it on each machine with --node-rank and "
     "--rdzv-endpoint"
 )
 _CAUSE_S = 5.0
