@@ -26,7 +26,6 @@ import signal
 import struct
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -123,10 +122,12 @@ def _reports() -> int:
 
 def _end_descendants() -> None:
     """End all processes that the command has left behind; they have become children of this process."""
-    latest = time.monotonic() + _LAST_WORDS_S
+    pause = threading.Event()
     asked: set[int] = set()
+    looks = 0
     while left := children():
-        is_late = time.monotonic() > latest
+        looks += 1
+        is_late = looks > _LAST_WORDS_S / _LOOK_S
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 if is_late or pid not in asked:
@@ -134,7 +135,7 @@ def _end_descendants() -> None:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         asked.update(left)
-        time.sleep(_LOOK_S)
+        pause.wait(_LOOK_S)
 
 
 def children() -> list[int]:
