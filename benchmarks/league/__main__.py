@@ -33,8 +33,8 @@ PEERS = Path(__file__).with_name("peers.txt")
 RECORD = Path(__file__).parents[1] / "records" / "league.json"
 OURS: dict[str, dict[str, Any]] = {
     "trainkit": {},
-    "trainkit random": {"search_alg": "random", "scheduler": None},
-    "trainkit stopping": {"scheduler": "auto"},
+    "trainkit random": {"search_alg": "random"},
+    "trainkit complete": {"scheduler": "fifo"},
 }
 """Our methods, each with its further arguments of TuneConfig."""
 DEAR = {"Optuna GP": 5, "SMAC": 5, "Syne Tune": 5, "Ax": 5}
@@ -98,7 +98,7 @@ def is_curves(problem: str) -> bool:
 
 def runs(method: str, problem: str) -> bool:
     """Return True if the method has a default for such a problem."""
-    if method in {"Optuna Hyperband", "trainkit stopping"}:
+    if method in {"Optuna Hyperband", "trainkit complete"}:
         return is_curves(problem)  # without reports, nothing can be stopped
     if method in {"Ax", "Syne Tune"} and problem == "learners":
         return False  # no conditional parameters

@@ -190,7 +190,7 @@ def settings_of(
         metric=metric,
         mode=(search.mode or "max") if metric is not None else None,
         search_alg=suggesting.searcher,
-        scheduler=scheduler,
+        scheduler=scheduler or "fifo",
         num_samples=suggesting.num_samples,
         max_concurrent_trials=at_once,
         time_budget_s=search.time_budget_s,

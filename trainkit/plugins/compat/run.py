@@ -231,6 +231,8 @@ def run(
         policy = run_config.checkpoint_config
         # Unlike Ray's Tuner, Ray's `run` saves no checkpoint at the end of a trial by default.
         policy.checkpoint_at_end = bool(policy.checkpoint_at_end)
+        # In Ray's `run`, no trial is stopped early without a scheduler.
+        tune_config = replace(tune_config, scheduler=tune_config.scheduler or "fifo")
         tuner = _RunTuner(bound, param_space=config, tune_config=tune_config, run_config=run_config)
     grid = tuner.fit()
     if raise_on_failed_trial and grid.num_errors:

@@ -12,7 +12,13 @@ from trainkit.tune.core.objectives import Objective
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.core.trial import Namer
-from trainkit.tune.schedulers import FIFOScheduler, PopulationBasedTraining, TrialScheduler
+from trainkit.tune.schedulers import (
+    SCHEDULERS,
+    FIFOScheduler,
+    PopulationBasedTraining,
+    TrialScheduler,
+    create_scheduler,
+)
 from trainkit.tune.schedulers.checked import CheckedScheduler
 from trainkit.tune.search import SEARCHERS, Searcher, create_searcher
 from trainkit.tune.search.base import called
@@ -20,7 +26,7 @@ from trainkit.tune.search.trial_source import TrialSource
 from trainkit.tune.space.search_space import Space
 
 DEFAULT = "auto" if "auto" in SEARCHERS.own_names() else "random"
-"""Name of the default searcher. A plugin adds the searcher "auto"."""
+"""Name of the default searcher and the default scheduler, which plugins add."""
 
 Part = TypeVar("Part")
 
@@ -83,6 +89,19 @@ def default_searcher(tune: TuneConfig) -> Searcher:
     return create_searcher(name, num_samples=tune.num_samples)
 
 
+def default_scheduler(tune: TuneConfig, space: Space) -> TrialScheduler | None:
+    """Return a new scheduler for settings without one; None: no trial is stopped early.
+
+    The scheduler "auto" is the default where the searcher "auto" learns from the results. Other searchers
+    count the last report of a stopped trial as its result.
+    """
+    if DEFAULT not in SCHEDULERS.own_names() or not (tune.one_metric and tune.one_mode):
+        return None
+    searcher = tune.search_alg or default_searcher(tune)
+    learns = isinstance(searcher, SEARCHERS.get(DEFAULT)) and space.domains and not space.axes
+    return create_scheduler(DEFAULT) if learns else None
+
+
 def population_of(tune: TuneConfig) -> PopulationBasedTraining | None:
     """Return the population based training that decides about trials, or None."""
     deciding = getattr(tune.scheduler, "deciding", None)
@@ -109,7 +128,7 @@ def _make_searcher(tune: TuneConfig, space: Space, seed: int, *, rehearsal: bool
 def _make_scheduler(
     tune: TuneConfig, space: Space, seed: int, searcher: Searcher, total_samples: int | None
 ) -> TrialScheduler:
-    given = cast("TrialScheduler | None", tune.scheduler) or FIFOScheduler()
+    given = cast("TrialScheduler | None", tune.scheduler) or default_scheduler(tune, space) or FIFOScheduler()
     scheduler = _copied("scheduler", given, lambda: copy.deepcopy(given))
     # FIFOScheduler needs no random generator. If no generator is made, NumPy is not imported; its import
     # would take almost as long as the import of the tuner.

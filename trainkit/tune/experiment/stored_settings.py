@@ -16,7 +16,7 @@ from trainkit.tune.core.constraints import constraints_of
 from trainkit.tune.core.metrics import shortened_repr
 from trainkit.tune.core.stoppers import describe_stop, stop_of
 from trainkit.tune.core.trial import experiment_prefix
-from trainkit.tune.schedulers import SCHEDULERS, TrialScheduler, described_scheduler
+from trainkit.tune.schedulers import SCHEDULERS, TrialScheduler, create_scheduler, described_scheduler
 from trainkit.tune.schedulers.checked import CheckedScheduler
 from trainkit.tune.search import (
     SEARCHERS,
@@ -173,6 +173,8 @@ def restored_tune_config(stored: Mapping[str, Any], given: TuneConfig | None) ->
                 why.append(why_not_made_again(registry, value, inner=inner))
     # Earlier versions drew at random by default, and did not store a searcher.
     settings["search_alg"] = settings.get("search_alg") or create_searcher("random")
+    # An experiment whose file has no scheduler stops no trial early.
+    settings["scheduler"] = settings.get("scheduler") or create_scheduler("fifo")
     _require_all(lacking, "tune_config=tune.TuneConfig", why)
     return TuneConfig(**settings)
 
