@@ -91,6 +91,10 @@ PROGRAMS = {
     "demo": SEARCH + TORCH,
     "dashboard": SERVER,
     "optuna-dashboard": "import optuna_dashboard\n" + TUNE.replace("{searcher}", "None"),
+    "hydra": (
+        "from hydra.core.plugins import Plugins\nfrom hydra.plugins.sweeper import Sweeper\n"
+        "assert 'TrainkitSweeper' in [each.__name__ for each in Plugins.instance().discover(Sweeper)]\n"
+    ),
     "notebook": "from trainkit.dashboard.notebook import LiveChart\nimport anywidget, plotly\n",
     "storage": TUNE.replace("{searcher}", "None").replace("{folder}", "memory://experiments"),
     **{extra: TUNE.replace("{searcher}", f"tune.search.{name}()") for extra, name in SEARCHERS.items()},

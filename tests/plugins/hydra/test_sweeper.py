@@ -85,7 +85,14 @@ def found(project: Path) -> Any:
 
 
 def test_a_returned_value_is_optimised_and_the_folders_are_hydras(project: Path):
-    run(project, "x=interval(-5,5)", "db=small,large", "hydra.sweeper.n_trials=6", "hydra.sweeper.n_jobs=2")
+    settings = [
+        "n_trials=6",
+        "n_jobs=2",
+        "direction=minimize",
+        "sampler.seed=3",
+    ]  # as Hydra's sweeper for Optuna
+    chosen = ["hydra/sweeper/sampler=tpe", *(f"hydra.sweeper.{each}" for each in settings)]
+    run(project, "x=interval(-5,5)", "db=small,large", *chosen)
     assert numbered(project) == list(range(6))
     results = ResultGrid.from_path(project / "out")
     best = results.get_best_result()

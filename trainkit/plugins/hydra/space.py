@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -111,11 +112,11 @@ def _interval(interval: IntervalSweep) -> Any:
 
 def _steps(values: list[Any]) -> Any:
     """Return the domain of evenly spaced numbers, which a searcher knows to be in order."""
-    low, high = min(values), max(values)
-    step = abs(values[1] - values[0])
+    low, step = min(values), abs(values[1] - values[0])
+    if all(isinstance(each, int) for each in values) and step == 1:
+        return tune.randint(low, max(values) + 1)
+    if not math.isclose(low, step * round(low / step), abs_tol=1e-9 * step):
+        return tune.choice(values)  # not multiples of the step
     if all(isinstance(each, int) for each in values):
-        if step == 1:
-            return tune.randint(low, high + 1)
-        if low % step == 0:
-            return tune.qrandint(low, high, step)
-    return tune.choice(values)
+        return tune.qrandint(low, max(values), step)
+    return tune.quniform(low, round(max(values), 12), round(step, 12))

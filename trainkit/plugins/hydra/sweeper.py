@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,7 +32,6 @@ log = logging.getLogger(__name__)
 
 _NOT_SUPPORTED = {
     "storage": "the jobs are stored in hydra.sweep.dir: give the same hydra.sweep.dir to resume a sweep",
-    "study_name": "a sweep has the name of its folder: set hydra.sweep.dir",
     "custom_search_space": "write the space as overrides, or use trainkit.tune.Tuner with tune.when",
 }
 """Settings of Hydra's sweeper for Optuna without an equal here, with the advice for each."""
@@ -61,6 +61,7 @@ class SweeperSettings:
     """
 
     _target_: str = f"{INSTALLED}.TrainkitSweeper"
+    defaults: list[Any] = field(default_factory=lambda: ["_self_", {"sampler": None}])
     params: dict[str, Any] = field(default_factory=dict)
     search_alg: Any = None
     search_settings: dict[str, Any] = field(default_factory=dict)
@@ -84,7 +85,29 @@ class SweeperSettings:
     custom_search_space: str | None = None
 
 
-ConfigStore.instance().store("trainkit", SweeperSettings, "hydra/sweeper", provider="trainkit")
+_SAMPLERS = {
+    "cmaes": "CmaEsSampler",
+    "gp": "GPSampler",
+    "grid": "GridSampler",
+    "nsgaii": "NSGAIISampler",
+    "qmc": "QMCSampler",
+    "random": "RandomSampler",
+    "tpe": "TPESampler",
+}
+"""Class in Optuna of each `hydra/sweeper/sampler` that Hydra's sweeper for Optuna has."""
+
+
+def _register() -> None:
+    store = ConfigStore.instance()
+    store.store("trainkit", SweeperSettings, "hydra/sweeper", provider="trainkit")
+    if "sampler" in store.repo["hydra"]["sweeper"]:
+        return  # Hydra's sweeper for Optuna is installed, too
+    for name, sampler in _SAMPLERS.items():
+        node = {"_target_": f"optuna.samplers.{sampler}", "_partial_": name == "grid", "seed": None}
+        store.store(name, node, "hydra/sweeper/sampler", provider="trainkit")
+
+
+_register()
 
 
 class TuneSweeper(Sweeper):
@@ -108,7 +131,8 @@ class TuneSweeper(Sweeper):
                 )
         self.settings = {name: _plain(value) for name, value in settings.items()}
         self.objective = read_objective(*map(self.settings.get, ("metric", "mode", "direction")))
-        self.is_grid = self.settings["search_alg"] == "grid"
+        # Hydra leaves the sampler of a grid without its space.
+        self.is_grid = self.settings["search_alg"] == "grid" or isinstance(self.settings["sampler"], partial)
         rate = self.settings["max_failure_rate"]
         if not 0 <= rate <= 1:
             raise ConfigError(f"hydra.sweeper.max_failure_rate={rate}: give a number from 0 to 1")
@@ -190,16 +214,23 @@ class TuneSweeper(Sweeper):
             search_alg=self._searcher(),
             scheduler=settings["scheduler"]
             and tune.create_scheduler(settings["scheduler"], **settings["scheduler_settings"]),
-            num_samples=self._either("num_samples", "n_trials") or (1 if self.is_grid else 20),
+            num_samples=self._count(),
             max_concurrent_trials=self._either("max_concurrent", "n_jobs") or self.jobs.n_jobs,
             seed=settings["seed"],
             trial_dirname_creator=_folder_of,
             **settings["tune_config"],
         )
 
+    def _count(self) -> int:
+        if not self.is_grid:
+            return self._either("num_samples", "n_trials") or 20
+        if self.settings["n_trials"] is not None:
+            log.info("a grid runs all combinations: hydra.sweeper.n_trials has no effect")
+        return self.settings["num_samples"] or 1
+
     def _searcher(self) -> Any:
         name, sampler = self.settings["search_alg"], self.settings["sampler"]
-        if sampler is not None:
+        if sampler is not None and not self.is_grid:
             if name is not None:
                 raise ConfigError("hydra.sweeper has both search_alg and sampler: give one of them")
             return tune.create_searcher("optuna", sampler=sampler)
