@@ -106,11 +106,12 @@ def init(
     worker imports may call `init`. After the block `with trainkit.init():`, the session ends.
 
     Args:
-        address: address of a Ray cluster to run on, such as "auto" or "ray://host:10001"; None or "local"
-            means this machine only.
+        address: address of a Ray cluster to run on, such as "auto" or "ray://host:10001"; or hosts on which
+            to start Ray over SSH, such as "ssh://host1,host2". None means all nodes of the Slurm job if this
+            program is its batch script, else this machine. "local" means this machine only.
         engine: "local" runs calls in forked processes of this machine. "inline" runs calls in this process,
             one after the other, for debuggers and fast tests. "ray" runs calls on Ray. Other packages can add
-            engines by name. Default: "ray" with an `address`, else "local".
+            engines by name. Default: "ray" with an `address` and on several nodes, else "local".
         num_cpus: number of CPUs to schedule; default: the CPUs that this process may use.
         num_gpus: number of GPUs to schedule; default: the GPUs that this process may see. More GPUs than
             exist are accepted, so that placement can be tried without hardware.

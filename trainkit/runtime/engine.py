@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from trainkit.errors import ConfigError
+from trainkit.registry import added, loaded
 from trainkit.resources import Bundle
 from trainkit.runtime import specs
 from trainkit.runtime.refs import ObjectRef
@@ -255,6 +256,12 @@ class Engine(Protocol):
 # columns.
 
 LOOPBACK = "127.0.0.1"
+
+
+def default_engine() -> str:
+    """Return the name of the first engine whose plugin chooses it, such as in a Slurm job; else "local"."""
+    names = added("trainkit.default_engines")
+    return next((name for name in names if loaded("trainkit.default_engines", name)()), "local")
 
 
 def listing(kinds: Mapping[str, Callable[[], list[Row]]], kind: str) -> list[Row]:

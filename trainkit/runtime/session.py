@@ -26,7 +26,7 @@ from trainkit.errors import (
 from trainkit.registry import Registry, added
 from trainkit.resources import checked_names, normalize
 from trainkit.runtime import signals
-from trainkit.runtime.engine import Engine
+from trainkit.runtime.engine import Engine, default_engine
 from trainkit.runtime.labels import checked_labels
 from trainkit.runtime.local.system import boot, devices
 from trainkit.runtime.specs import SessionSpec
@@ -477,7 +477,7 @@ def engine_name(engine: str | None, address: str | None, local_mode: bool) -> st
     """
     remote = address not in (None, "local")
     if engine is None:
-        engine = "ray" if remote else "inline" if local_mode else "local"
+        engine = "ray" if remote else "inline" if local_mode else address or default_engine()
     if engine not in ENGINES.own_names():
         ENGINES.get(engine)
     if remote and engine in ("local", "inline"):

@@ -21,7 +21,7 @@ import functools
 import os
 import uuid
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from typing import Any
 import ray
 
 from trainkit.errors import ActorDiedError, ConfigError, ObjectLostError, WorkerDiedError
-from trainkit.plugins.ray import actors, errors, groups
+from trainkit.plugins.ray import actors, errors, groups, machines
 from trainkit.plugins.ray import state as ray_state
 from trainkit.plugins.ray.actors import Definitions
 from trainkit.plugins.ray.placement import placed, ray_options
@@ -68,7 +68,7 @@ def join(scratch: Path) -> None:
     """
     found = session.running()
     if found is None or (isinstance(found, RayEngine) and found.is_worker and found.scratch != scratch):
-        session.adopt(RayEngine(is_worker=True, owned=False, scratch=scratch))
+        session.adopt(RayEngine(is_worker=True, scratch=scratch))
 
 
 class RayEngine:
@@ -76,7 +76,7 @@ class RayEngine:
 
     Args:
         is_worker: True if Ray started this process.
-        owned: True if this engine started or joined Ray, and must disconnect from Ray at the end.
+        ending: what ends the Ray that this engine has started or joined; None: Ray continues.
         scratch: scratch folder of the session, which is created on first use; None in the process that begins
             the session.
     """
@@ -90,12 +90,14 @@ class RayEngine:
     find_group, current_group = staticmethod(groups.find), staticmethod(groups.current)
     cluster_resources, state = staticmethod(groups.totals), staticmethod(ray_state.state)
 
-    def __init__(self, *, is_worker: bool, owned: bool, scratch: Path | None = None) -> None:
+    def __init__(
+        self, *, is_worker: bool, ending: ExitStack | None = None, scratch: Path | None = None
+    ) -> None:
         self.is_worker = is_worker
         self.pid = os.getpid()
         self.session = next_session()
         attach_rays_own()
-        self._owned = owned
+        self._ending = ending or ExitStack()
         self._namespace: str = ray.get_runtime_context().namespace
         self.scratch = scratch or runtime_dir() / f"trainkit-ray-{uuid.uuid4().hex}"
         self._definitions = Definitions(functools.partial(join, self.scratch))
@@ -103,15 +105,15 @@ class RayEngine:
 
     @classmethod
     def start(cls, spec: specs.SessionSpec) -> RayEngine:
-        """Join the cluster at `spec.address`, or start Ray on this machine.
+        """Join the cluster at `spec.address`, or start Ray, on this machine or on several machines.
 
         If Ray is running already, use the running Ray unchanged.
 
         Raises:
-            ConfigError: the cluster does not exist, or Ray rejects an argument.
+            ConfigError: the cluster does not exist, Ray rejects an argument, or a machine has not joined.
         """
         if ray.is_initialized():
-            return cls(is_worker=False, owned=False)
+            return cls(is_worker=False)
         environment: dict[str, Any] = {}
         if spec.environment:
             environment["env_vars"] = dict(spec.environment)
@@ -129,19 +131,25 @@ class RayEngine:
             arguments["object_spilling_directory"] = spec.object_spilling_directory
         # Without the address "local", Ray would first look for a cluster on this machine and join it.
         address = spec.address or "local"
-        try:
-            ray.init(
-                address=address,
-                namespace=spec.namespace,
-                log_to_driver=spec.log_to_driver,
-                runtime_env=environment or None,
-                **arguments,
-            )
-        except ConnectionError as error:
-            raise ConfigError(f"there is no Ray cluster at address={address!r}: {error}") from error
-        except (ValueError, TypeError) as error:
-            raise errors.refusal(error, f"init(address={address!r}, ...)") from error
-        return cls(is_worker=False, owned=True)
+        with ExitStack() as ending:
+            spread = None
+            if (several := machines.found(spec.address)) is not None:
+                spread = ending.enter_context(machines.Spread(several, arguments))
+                address, arguments = "local", {**arguments, **spread.of_head()}
+            ending.callback(ray.shutdown)
+            try:
+                context = ray.init(
+                    address=address,
+                    namespace=spec.namespace,
+                    log_to_driver=spec.log_to_driver,
+                    runtime_env=environment or None,
+                    **arguments,
+                )
+            except (ConnectionError, ValueError, TypeError, ray.exceptions.RayError) as error:
+                raise errors.of_start(error, address) from error
+            if spread is not None:
+                spread.join(context.address_info["gcs_address"])
+            return cls(is_worker=False, ending=ending.pop_all())
 
     @property
     def alive(self) -> bool:
@@ -321,8 +329,7 @@ class RayEngine:
             return  # the engine of a worker ends together with the worker's process
         self._definitions.clear()
         process.remove_folder(self.scratch)
-        if self._owned and ray.is_initialized():
-            ray.shutdown()
+        self._ending.close()
         attach_rays_own(False)
         next_session()
 

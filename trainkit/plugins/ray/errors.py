@@ -83,9 +83,26 @@ def translate(error: BaseException) -> BaseException:
     return error
 
 
-def refusal(error: Exception, what: str) -> ConfigError:
+def refusal(error: BaseException, what: str) -> ConfigError:
     """Return the error for an argument that Ray rejects."""
     return ConfigError(f"Ray refuses {what}: {error}")
+
+
+def of_start(error: BaseException, address: str) -> ConfigError:
+    """Return the error for a failure of `ray.init`."""
+    cause: BaseException | None = error
+    while cause is not None:
+        # Some of Ray's errors for a wrong token have no class of their own.
+        if "authentication token" in str(cause).lower():
+            return ConfigError(
+                f"the Ray cluster at address={address!r} needs its token: set RAY_AUTH_MODE=token, and set "
+                "RAY_AUTH_TOKEN to the text that `ray get-auth-token` prints on a machine of the cluster, or "
+                f"RAY_AUTH_TOKEN_PATH to a file with this text. Ray said: {cause}"
+            )
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, ConnectionError):
+        return ConfigError(f"there is no Ray cluster at address={address!r}: {error}")
+    return refusal(error, f"init(address={address!r}, ...)")
 
 
 def _of_task(error: Any) -> BaseException:
