@@ -1,1 +1,1 @@
-"""Command `trainkit tune`, which tunes any command line."""
+"""Command `trainkit tune`, which tunes any command line as a sweep file describes."""

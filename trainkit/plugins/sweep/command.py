@@ -1,0 +1,150 @@
+"""Command `trainkit tune`: run the search that a sweep file describes, or resume it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainkit import settings, tune
+from trainkit.cli import HELP, Command
+from trainkit.errors import ConfigError
+from trainkit.plugins.sweep.file import Sweep, read_sweep
+from trainkit.plugins.sweep.program import run_program
+from trainkit.tune.space.search_space import Space
+
+_RECORD = "sweep.json"
+"""File in the experiment's folder with the content of the sweep file."""
+
+
+class Tune(Command):
+    """Command `trainkit tune`."""
+
+    help = HELP["tune"]
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("file", type=Path, help="sweep file (YAML)")
+        parser.add_argument(
+            "--name", help="name of the experiment (default: name in the file, or the file's)"
+        )
+        parser.add_argument(
+            "--storage-path", type=Path, metavar="DIR", help="folder for experiments (default: as for Tuner)"
+        )
+        parser.add_argument(
+            "--resume", choices=("auto", "never", "must"), default="auto",
+            help="whether to resume an experiment of this name (default: auto, if there is an experiment)",
+        )  # fmt: skip
+        parser.add_argument(
+            "--dry-run", action="store_true", help="print three commands from the space, and run nothing"
+        )
+        parser.add_argument("--verbose", type=int, choices=range(4), default=1, help="as for RunConfig")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        sweep = read_sweep(arguments.file)
+        if arguments.name:
+            sweep = replace(sweep, name=arguments.name)
+        if arguments.dry_run:
+            sys.stdout.writelines(f"{line}\n" for line in first_commands(sweep))
+            return 0
+        storage = (arguments.storage_path or settings.results_dir()).expanduser().absolute()
+        tuner = tuner_of(sweep, storage, arguments.resume, arguments.verbose)
+        return _report(sweep, tuner.fit(), storage / sweep.name)
+
+
+def first_commands(sweep: Sweep, number: int = 3) -> list[str]:
+    """Return commands with random values from the space."""
+    import numpy as np
+
+    space, rng = Space.of(sweep.space), np.random.default_rng(sweep.tune_config.seed or 0)
+    own = {"trial_dir": "TRIAL_DIR", "trial_id": "TRIAL_ID"}
+    configs = [space.walk(lambda name, domain: domain.draw(rng), rng) for _ in range(number)]
+    return [shlex.join(sweep.program.command(config, own)) for config in configs]
+
+
+def tuner_of(sweep: Sweep, storage: Path, resume: str, verbose: int) -> tune.Tuner:
+    """Return a new Tuner, or a restored Tuner if the folder contains the sweep's experiment.
+
+    Args:
+        sweep: the sweep.
+        storage: folder for experiments.
+        resume: "auto", "never" or "must".
+        verbose: amount of output, as for RunConfig.
+
+    Raises:
+        ConfigError: the experiment is missing or exists, against `resume`; or it has other settings.
+    """
+    folder = storage / sweep.name
+    trainable = tune.with_parameters(run_program, program=sweep.program)
+    if sweep.resources:
+        trainable = tune.with_resources(trainable, dict(sweep.resources))
+    run_config = tune.RunConfig(
+        name=sweep.name,
+        storage_path=str(storage),
+        stop=sweep.stop,
+        failure_config=tune.FailureConfig(max_failures=sweep.max_failures),
+        chdir_to_trial_dir=False,
+        verbose=verbose,
+    )
+    exists = tune.Tuner.can_restore(folder)
+    if exists and resume == "never":
+        raise ConfigError(f"{folder} contains an experiment already: choose another --name")
+    if not exists and resume == "must":
+        raise ConfigError(f"{folder} contains no experiment to resume: see `trainkit ls {storage}`")
+    if not exists:
+        _write_record(folder, sweep.content)
+        return tune.Tuner(
+            trainable, param_space=sweep.space, tune_config=sweep.tune_config, run_config=run_config
+        )
+    _check_record(folder, sweep.content)
+    changeable = ("num_samples", "max_concurrent_trials", "time_budget_s", "trial_timeout_s")
+    return tune.Tuner.restore(
+        folder,
+        trainable,
+        tune_config=tune.TuneConfig(**{name: getattr(sweep.tune_config, name) for name in changeable}),
+        run_config=tune.RunConfig(verbose=verbose),
+    )
+
+
+def _write_record(folder: Path, content: Mapping[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f"{_RECORD}.{os.getpid()}"
+    part.write_text(json.dumps(content, indent=1, default=str))
+    part.replace(folder / _RECORD)
+
+
+def _check_record(folder: Path, content: Mapping[str, Any]) -> None:
+    """Raise an error if the experiment was made from another content than now.
+
+    Raises:
+        ConfigError: as described; the message names the first key that differs.
+    """
+    path = folder / _RECORD
+    if not path.exists():
+        raise ConfigError(f"{folder} contains an experiment without a sweep file: choose another --name")
+    before, now = json.loads(path.read_text()), json.loads(json.dumps(content, default=str))
+    for key in sorted({*before, *now}):
+        if before.get(key) != now.get(key):
+            raise ConfigError(
+                f"{folder} was begun with {key}: {before.get(key)!r}, and the file now has {now.get(key)!r}: "
+                "change it back to resume the experiment, or choose another --name"
+            )
+
+
+def _report(sweep: Sweep, results: tune.ResultGrid, folder: Path) -> int:
+    """Print the best trial; return 0, or 1 if no trial has a result."""
+    sys.stdout.write(f"{len(results)} trials, {results.num_errors} failed: {folder}\n")
+    metric = sweep.program.metric
+    if all(metric not in (result.metrics or {}) for result in results):
+        sys.stdout.write(f"no trial has reported {metric}: see `trainkit show {folder}`\n")
+        return 1
+    best = results.get_best_result()
+    own = {"trial_dir": str(best.path), "trial_id": Path(best.path).name}
+    words = shlex.join(sweep.program.command(best.config, own))
+    sys.stdout.write(f"best {metric}: {best.metrics[metric]}\n{words}\n")
+    return 0
