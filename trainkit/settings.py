@@ -68,6 +68,9 @@ EXPERIMENT_MARK = "TRAINKIT_EXPERIMENT"
 Only the marked processes run the experiment's tasks.
 """
 
+TRIAL_ID, TRIAL_DIR = "TRAINKIT_TRIAL_ID", "TRAINKIT_TRIAL_DIR"
+"""Environment variables of a sweep's program: the id and the folder of its trial."""
+
 PAUSES = "TRAINKIT_PAUSES"
 """Environment variable with the file of a worker group's `PausePage`, for `train.preempted()`."""
 

@@ -14,8 +14,8 @@ from trainkit.plugins.sweep import words
 from trainkit.plugins.sweep.parameters import space_of
 from trainkit.plugins.sweep.program import Program
 from trainkit.registry import Registry
-from trainkit.tune.schedulers.registry import SCHEDULERS
-from trainkit.tune.search.registry import SEARCHERS
+from trainkit.tune.schedulers import SCHEDULERS
+from trainkit.tune.search import SEARCHERS
 
 _OLD_WORDS = {"run_cap": "num_samples"}
 """Maps keys of W&B's sweep files to the names of trainkit."""
@@ -56,7 +56,7 @@ _WITHOUT_EFFECT = ("project", "entity")
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep file describes.
+    """Command line, search space and settings that a sweep file describes.
 
     Attributes:
         name: name of the experiment.

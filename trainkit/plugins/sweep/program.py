@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit import settings, tune
+from trainkit.clock import SYSTEM
 from trainkit.errors import TuneError
 from trainkit.plugins.sweep.sources import GrowingFile, JsonFile, OutputLines, Source, TensorBoardFiles
 from trainkit.plugins.sweep.words import filled_words, shell_text
@@ -94,8 +95,8 @@ def _running(
     """Start the command; at the end of the block, end it and all processes of its group."""
     environment = os.environ | {
         "PYTHONUNBUFFERED": "1",  # Python's prints arrive at once, so that a trial can be stopped early
-        "TRAINKIT_TRIAL_ID": str(tune.get_trial_id()),
-        "TRAINKIT_TRIAL_DIR": str(folder),
+        settings.TRIAL_ID: str(tune.get_trial_id()),
+        settings.TRIAL_DIR: str(folder),
         **program.variables,
     }
     with output.open("ab") as out, errors.open("ab") as err:
@@ -118,8 +119,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """End a process and its group: by SIGTERM, and by SIGKILL after the time that a trial has to end."""
     if process.poll() is None:
         _signal(process.pid, signal.SIGTERM)
-        deadline = time.monotonic() + settings.stop_grace_s() / 2  # the trial has the other half
-        while process.poll() is None and time.monotonic() < deadline:
+        deadline = SYSTEM.monotonic() + settings.stop_grace_s() / 2  # the trial has the other half
+        while process.poll() is None and SYSTEM.monotonic() < deadline:
             time.sleep(_POLL_S)
     _signal(process.pid, signal.SIGKILL)
     process.wait()
