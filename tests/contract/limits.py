@@ -67,7 +67,7 @@ PLUGINS = {
     "searchers": Limit(1_495, 1_100, slack=60),
     "simulation": Limit(507, 500, slack=60),
     "slurm": Limit(700, 700, slack=700),
-    "sweep": Limit(450, 450, slack=450),
+    "sweep": Limit(690, 650, slack=60),
     "testing": Limit(750, 750, slack=60),
     "transformers": Limit(160, 160, slack=60),
 }
