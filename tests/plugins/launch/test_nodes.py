@@ -283,8 +283,8 @@ def submitted(
     command = " ".join([sys.executable, *ONE_EACH, "--nnodes", *flags, str(path)])
     slurm.env |= {**programs.environment(), "PATH": slurm.env["PATH"], "SLURM_CONF": str(slurm.conf)}
     return slurm.run(
-        "sbatch", "--parsable", "--ntasks-per-node=1", "--mem=1300", "-o", programs.folder / "out", *options,
-        "--wrap", command, cwd=programs.folder,
+        "sbatch", "--parsable", "--ntasks-per-node=1", "--mem-per-cpu=1300", *options,
+        "-o", programs.folder / "out", "--wrap", command, cwd=programs.folder,
     )  # fmt: skip
 
 

@@ -38,7 +38,13 @@ _CARRIED_PREFIXES = tuple(
     "TRAINKIT_ PET_ ACCELERATE_ FSDP_ TORCH NCCL_ GLOO_ OMP_ MKL_ OPENBLAS_ NUMEXPR_ CUBLAS_ RAY_ HF_".split()
 )
 _OF_ONE_MACHINE = (SESSION_MARK, EXPERIMENT_MARK, PAUSES, TERMINAL)
+_OF_TASKS = frozenset(
+    "SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU "
+    "SLURM_TRES_PER_TASK SLURM_GPU_BIND SLURM_TRES_BIND".split()
+)
+"""Options of the job's tasks, of which `srun` would give the keeper's step only the share of one task."""
 _SHOWN_WORDS = 5
+_showing = threading.Lock()
 _NOISE = b"lacks support for cpu binding"
 
 
@@ -74,8 +80,8 @@ class Event:
 
     Attributes:
         machine: machine of the command.
-        kind: "begun"; "out" or "err": a line of output in `data`, with its end; "report": a line that the
-            command has written to its descriptor `keeper.REPORTS`; "ended": the command has ended, after all
+        kind: "begun"; "out" or "err": whole lines of output in `data`; "report": a line that the command
+            has written to its descriptor `keeper.REPORTS`; "ended": the command has ended, after all
             its other events.
         data: content of the event.
         error: for "ended": why the command failed; None if it ended with exit code 0.
@@ -124,6 +130,7 @@ class RemoteCommand:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
+            env={name: value for name, value in os.environ.items() if name not in _OF_TASKS},
             start_new_session=True,  # Ctrl-C reaches the command by `send_signal` only
         )
         given = carried() if machine.by == "ssh" else dict.fromkeys(_OF_ONE_MACHINE)
@@ -190,12 +197,13 @@ class RemoteCommand:
                 self._end = json.loads(content)
                 break
             else:
-                *lines, parts[kind] = (parts.get(kind, b"") + content).splitlines(keepends=True)
-                if parts[kind].endswith(b"\n"):
-                    lines.append(parts.pop(kind))
-                for line in lines:
-                    self._tell(Event(self.machine, kinds[kind], line))
-        for kind, left in parts.items():
+                lines, end, left = content.rpartition(b"\n")
+                if end:
+                    whole = parts.pop(kind, b"") + lines + end
+                    for data in whole.splitlines() if kind == b"M" else [whole]:
+                        self._tell(Event(self.machine, kinds[kind], data))
+                parts[kind] = parts.get(kind, b"") + left
+        for kind, left in filter(all, parts.items()):
             self._tell(Event(self.machine, kinds[kind], left))
         self.leave()
         code = self._carrier.wait()
@@ -330,13 +338,14 @@ class RemoteCommands:
 
 
 def show(event: Event, prefix: str = "") -> None:
-    """Write a line of a command's output to this program's output or error."""
-    line = prefix.encode() + event.data
-    if prefix and not line.endswith(b"\n"):
-        line += b"\n"
+    """Write lines of a command's output to this program's output or error, each after `prefix`."""
+    data = event.data
+    if prefix:
+        data = b"".join(b"%s%s\n" % (prefix.encode(), line) for line in data.removesuffix(b"\n").split(b"\n"))
     fd = 1 if event.kind == "out" else 2
-    while line:
-        line = line[os.write(fd, line) :]
+    with _showing:
+        while data:
+            data = data[os.write(fd, data) :]
 
 
 def start(

@@ -333,6 +333,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.rdzv_id, arguments.standalone = secrets.token_hex(16), False
     if found is None and (arguments.rdzv_endpoint or arguments.master_addr):
         host, port = meeting_place(arguments)
+        if port > _LARGEST_PORT:
+            raise ConfigError(f"--rdzv-endpoint {host}:{port}: the port must be {_LARGEST_PORT} at most")
         arguments.rdzv_endpoint, arguments.master_port = "", None
         return _join(arguments, options, host, port or _PORT)
     if found is None and int(os.environ.get("SLURM_STEP_NUM_NODES") or 1) == 1:
@@ -373,6 +375,7 @@ def _lead(options: RunOptions, machines: Sequence[Machine], first: dict[str, Any
 
 _PORT = 29500
 """Default port of torchrun."""
+_LARGEST_PORT = 65_535
 
 
 def _times(conf: str) -> tuple[float, float]:
