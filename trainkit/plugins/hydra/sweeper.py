@@ -125,15 +125,15 @@ class TuneSweeper(Sweeper):
 
     def __init__(self, **settings: Any) -> None:
         for name, advice in _NOT_SUPPORTED.items():
-            if settings[name] is not None:
+            if settings.get(name) is not None:
                 raise ConfigError(
                     f"hydra.sweeper.{name} is not supported by hydra/sweeper=trainkit: {advice}"
                 )
-        self.settings = {name: _plain(value) for name, value in settings.items()}
-        self.objective = read_objective(*map(self.settings.get, ("metric", "mode", "direction")))
+        self.settings = SweeperSettings(**{name: _plain(value) for name, value in settings.items()})
+        self.objective = read_objective(self.settings.metric, self.settings.mode, self.settings.direction)
         # Hydra leaves the sampler of a grid without its space.
-        self.is_grid = self.settings["search_alg"] == "grid" or isinstance(self.settings["sampler"], partial)
-        rate = self.settings["max_failure_rate"]
+        self.is_grid = self.settings.search_alg == "grid" or isinstance(self.settings.sampler, partial)
+        rate = self.settings.max_failure_rate
         if not 0 <= rate <= 1:
             raise ConfigError(f"hydra.sweeper.max_failure_rate={rate}: give a number from 0 to 1")
 
@@ -158,7 +158,7 @@ class TuneSweeper(Sweeper):
         """
         folder = begin(self.config).absolute()
         loader = self.hydra_context.config_loader
-        space = read_space(self.settings["params"], arguments, loader, grid=self.is_grid)
+        space = read_space(self.settings.params, arguments, loader, grid=self.is_grid)
         self.validate_batch_is_legal([space.first()])
         resumes = tune.Tuner.can_restore(folder)
         self._save_command(folder, must_equal=resumes)
@@ -212,36 +212,38 @@ class TuneSweeper(Sweeper):
             metric=self.objective.metric,
             mode=cast("Any", self.objective.mode),
             search_alg=self._searcher(),
-            scheduler=settings["scheduler"]
-            and tune.create_scheduler(settings["scheduler"], **settings["scheduler_settings"]),
+            scheduler=settings.scheduler
+            and tune.create_scheduler(settings.scheduler, **settings.scheduler_settings),
             num_samples=self._count(),
             max_concurrent_trials=self._either("max_concurrent", "n_jobs") or self.jobs.n_jobs,
-            seed=settings["seed"],
+            seed=settings.seed,
             trial_dirname_creator=_folder_of,
-            **settings["tune_config"],
+            **settings.tune_config,
         )
 
     def _count(self) -> int:
         if not self.is_grid:
             return self._either("num_samples", "n_trials") or 20
-        if self.settings["n_trials"] is not None:
+        if self.settings.n_trials is not None:
             log.info("a grid runs all combinations: hydra.sweeper.n_trials has no effect")
-        return self.settings["num_samples"] or 1
+        return self.settings.num_samples or 1
 
     def _searcher(self) -> Any:
-        name, sampler = self.settings["search_alg"], self.settings["sampler"]
+        name, sampler = self.settings.search_alg, self.settings.sampler
         if sampler is not None and not self.is_grid:
             if name is not None:
                 raise ConfigError("hydra.sweeper has both search_alg and sampler: give one of them")
             return tune.create_searcher("optuna", sampler=sampler)
-        if name is None and not self.settings["search_settings"]:
+        if name is None and not self.settings.search_settings:
             return None
         return tune.create_searcher(
-            "random" if self.is_grid else name or "auto", **self.settings["search_settings"]
+            "random" if self.is_grid else name or "auto", **self.settings.search_settings
         )
 
     def _either(self, name: str, other: str) -> Any:
-        values = [self.settings[each] for each in (name, other) if self.settings[each] is not None]
+        values = [
+            each for each in (getattr(self.settings, name), getattr(self.settings, other)) if each is not None
+        ]
         if len(values) > 1:
             raise ConfigError(f"hydra.sweeper has both {name} and {other}: give one of them")
         return values[0] if values else None
@@ -250,8 +252,8 @@ class TuneSweeper(Sweeper):
         return tune.RunConfig(
             name=folder.name,
             storage_path=folder.parent,
-            stop=self.settings["stop"],
-            verbose=self.settings["verbose"],
+            stop=self.settings.stop,
+            verbose=self.settings.verbose,
             chdir_to_trial_dir=False,  # hydra.job.chdir decides
             default_loggers=(),
         )
@@ -272,7 +274,7 @@ class TuneSweeper(Sweeper):
                 f"command with hydra.sweep.dir={folder} to resume it"
             )
             sys.exit(130)
-        if results.num_errors > self.settings["max_failure_rate"] * len(results):
+        if results.num_errors > self.settings.max_failure_rate * len(results):
             log.error(
                 f"{results.num_errors} of {len(results)} jobs failed, the first with {results.errors[0]}"
             )
