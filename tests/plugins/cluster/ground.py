@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -94,10 +95,10 @@ class Hosts:
         server = self._servers[name]
         if server.poll() is None:
             lost = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
-            for process in lost:
-                process.suspend()
-            for process in lost:
-                process.send_signal(signal.SIGKILL)
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: none may begin or end another
+                for process in lost:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.send_signal(number)
             server.wait()
 
     def environment(self, variables: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -171,6 +171,23 @@ def test_nothing_is_left_of_a_leader_that_is_killed(programs: Programs, hosts: H
     assert eventually(programs.nothing_is_left)
 
 
+@needs_ssh
+def test_ranks_end_cleanly_when_nobody_reads_their_output(programs: Programs, hosts: Hosts) -> None:
+    talks = SIGNALS.replace("    while not got:\n", "    while not got:\n        print('.', flush=True)\n")
+    saves = talks.replace(
+        "    os._exit(0)", "    open('saved' + os.environ['RANK'], 'x').close()\n    os._exit(0)"
+    )
+    program = programs.begin(saves, flags=(*ONE_EACH, "--hosts", "h1,h2"))
+    assert program.stdout is not None and program.stderr is not None
+    assert eventually(lambda: "ready" in program.stdout.readline())
+    program.stdout.close()
+    err = program.stderr.read()
+    assert program.wait(300) == 128 + signal.SIGPIPE
+    assert err.startswith("trainkit: SIGTERM is sent to all ranks, which have 30 s to end")
+    assert sorted(path.name for path in programs.folder.glob("saved*")) == ["saved0", "saved1"]
+    assert programs.nothing_is_left()
+
+
 # -- started by hand --------------------------------------------------------------------------
 
 

@@ -103,7 +103,8 @@ class RemoteCommand:
         environment: environment variables to set, or to remove (None).
         folder: working folder; "": the folder in which SSH's sessions begin, and Slurm's job.
         python: Python on the machine, of version 3.8 or later.
-        tell: function that receives all events of the command, in a thread.
+        tell: function that receives all events of the command, in a thread. After an OSError of this
+            function, the command is ended.
         grace_s: seconds that the command has to end after SIGTERM, if this program ends.
     """
 
@@ -187,6 +188,17 @@ class RemoteCommand:
     def _read(self) -> None:
         listening = threading.Thread(target=self._listen, daemon=True)
         listening.start()
+        try:
+            self._pass_on()
+        except OSError as error:  # the receiver could not write the output
+            self._end = {"unread": str(error)}
+        self.leave()
+        code = self._carrier.wait()
+        listening.join(GRACE_S)
+        self._tell(Event(self.machine, "ended", error=self._failure(code)))
+
+    def _pass_on(self) -> None:
+        """Pass on all that the command does, until it ends."""
         parts: dict[bytes, bytes] = {}
         kinds = {b"O": "out", b"E": "err", b"M": "report"}
         for kind, content in keeper.frames(self._pipe("stdout")):
@@ -205,10 +217,6 @@ class RemoteCommand:
                 parts[kind] = parts.get(kind, b"") + left
         for kind, left in filter(all, parts.items()):
             self._tell(Event(self.machine, kinds[kind], left))
-        self.leave()
-        code = self._carrier.wait()
-        listening.join(GRACE_S)
-        self._tell(Event(self.machine, "ended", error=self._failure(code)))
 
     def _listen(self) -> None:
         for line in self._pipe("stderr"):
@@ -219,6 +227,8 @@ class RemoteCommand:
         name = self.machine.name
         if "error" in self._end:
             return RemoteError(self.machine, f"the command can't start on {name}: {self._end['error']}")
+        if "unread" in self._end:
+            return RemoteError(self.machine, f"the output of {name} can't be written: {self._end['unread']}")
         if "code" in self._end:
             code = self._end["code"]
             if not code:

@@ -100,6 +100,9 @@ class _Keeper:
                     child.stdin.write(content)
                     child.stdin.flush() if content else child.stdin.close()
         # The program that asked for the command has ended, or the connection to this program is lost.
+        if child.stdin is not None:
+            with contextlib.suppress(OSError):
+                child.stdin.close()
         child.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(self.asked["grace_s"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -141,7 +142,10 @@ class Leader:
 
         def told(event: Event) -> None:
             if event.kind in ("out", "err"):
-                show(event)
+                try:
+                    show(event)
+                except OSError:  # The reader has gone. The ranks may still save, as after SIGTERM.
+                    self._events.put((None, "signalled", signal.SIGPIPE))
             elif event.kind == "report":
                 self._events.put((node, *json.loads(event.data)))
             elif event.kind == "ended":
@@ -223,7 +227,8 @@ class Leader:
     def _say(self, line: str, text: str = "") -> None:
         if self._joins:
             self._send("say", [line, text])
-        else:
+            return
+        with contextlib.suppress(BrokenPipeError):  # the ranks must end cleanly without a reader, too
             say(line)
             tell(text)
 
@@ -288,6 +293,8 @@ class Leader:
         return cause
 
     def _on_signal(self, node: Node | None, number: int) -> None:
+        if self._signal is not None and number == signal.SIGPIPE:
+            return
         if self._signal is not None:
             if (node is None and self._signal_is_own) or (node is not None and number in node.seen):
                 self._send("stop", "")
@@ -299,10 +306,11 @@ class Leader:
         self._signal_is_own = node is None
         if node is not None:
             node.seen.add(number)
-        name, seconds = signal.Signals(number).name, self._options.shutdown_s
+        sent = signal.SIGTERM if number == signal.SIGPIPE else signal.Signals(number)
+        name, seconds = sent.name, self._options.shutdown_s
         again = f"a second {name} ends them at once"
         self._say(f"{name} is sent to all ranks, which have {seconds:g} s to end; {again}")
-        self._send("signal", number)
+        self._send("signal", int(sent))
         late = threading.Timer(seconds, self._events.put, [(None, "late", None)])
         late.daemon = True
         late.start()
