@@ -338,8 +338,7 @@ class CandidateList(Searcher):
 
     def learn_from(self, *given: object) -> NoReturn:
         raise ConfigError(
-            "candidates that are drawn at the start do not support learn_from and priors: use "
-            "TuneSearchCV(search_optimization='auto')"
+            "learn_from and priors are not supported here: use TuneSearchCV(search_optimization='auto')"
         )
 
 

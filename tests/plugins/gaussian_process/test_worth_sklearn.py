@@ -31,7 +31,7 @@ KNOWN = {"priors": {"C": 1.0}, "learn_from": [{"C": 0.1, "average_test_score": 0
 @pytest.mark.parametrize("known", KNOWN)
 @pytest.mark.parametrize("searcher", ["random", "optuna"])
 def test_a_searcher_that_uses_no_knowledge_names_the_searcher_that_does(searcher: str, known: str) -> None:
-    words = "do(es)? not support learn_from and priors: use .*search_optimization='auto'"
+    words = "support.*: use .*search_optimization='auto'"
     with pytest.raises(ConfigError, match=words):
         search(SPACE, search_optimization=searcher).fit(X, Y, tune_params={known: KNOWN[known]})
 

@@ -132,8 +132,7 @@ def _have_grown(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any
 
 
 def _values(source: Mapping[str, Any]) -> dict[frozenset[tuple[str, Any]], float | None]:
-    configs = (frozenset(each.items()) for each in source["configs"])
-    return dict(zip(configs, source["values"], strict=True))
+    return dict(zip(map(frozenset, map(dict.items, source["configs"])), source["values"], strict=True))
 
 
 def restored_tune_config(stored: Mapping[str, Any], given: TuneConfig | None) -> TuneConfig:
