@@ -58,6 +58,7 @@ LOG_DIR = "TRAINKIT_LOG_DIR"
 DEDUP_LOGS = "TRAINKIT_DEDUP_LOGS"
 IGNORE_UNHANDLED_ERRORS = "TRAINKIT_IGNORE_UNHANDLED_ERRORS"
 TIMELINE = "TRAINKIT_TIMELINE"
+STOP_GRACE_S, PREEMPT_SIGNALS = "TRAINKIT_STOP_GRACE_S", "TRAINKIT_PREEMPT_SIGNALS"
 
 SESSION_MARK = "TRAINKIT_SESSION_MARK"
 """Environment variable with the path of a session's folder. The session's processes inherit the variable."""
@@ -148,13 +149,13 @@ def stop_grace_s(*, training: bool = False) -> float:
         training: True for the workers of a trainer. The default for workers is well below 30 s, after which
             Slurm and Kubernetes send SIGKILL.
     """
-    text = os.environ.get("TRAINKIT_STOP_GRACE_S") or os.environ.get("TUNE_FORCE_TRIAL_CLEANUP_S")
+    text = os.environ.get(STOP_GRACE_S) or os.environ.get("TUNE_FORCE_TRIAL_CLEANUP_S")
     return float(text or (20 if training else 5))
 
 
 def preempt_signals() -> list[str]:
     """Return the names of the signals that end the program cleanly, in addition to SIGTERM."""
-    return os.environ.get("TRAINKIT_PREEMPT_SIGNALS", "").replace(",", " ").split()
+    return os.environ.get(PREEMPT_SIGNALS, "").replace(",", " ").split()
 
 
 def stop_before_s() -> float | None:

@@ -172,6 +172,8 @@ SMALL_FILES: dict[str, str] = {
     "trainkit/train/workers/formation.py": "needs torch, which the launcher of scripts does without",
     "trainkit/cli/main.py": "the entry point of the installed command, which no other file may import",
     "trainkit/plugins/gaussian_process/curves.py": "estimates of results, which the searcher is not about",
+    "trainkit/plugins/slurm/code.py": "a copy of the project's code, which the command is not about",
+    "trainkit/plugins/slurm/settings.py": "settings of a site from files, which the command is not about",
     "trainkit/plugins/gaussian_process/priors.py": "beliefs of users, which the searcher is not about",
 }
 """Small files with one importer that stand by themselves for a reason: file -> reason."""

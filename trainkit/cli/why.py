@@ -24,6 +24,7 @@ from trainkit.cli.sessions import request_line, sessions
 from trainkit.client import Answer
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
+from trainkit.registry import added, loaded
 from trainkit.resources import describe
 from trainkit.runtime.local.wire.sessions import SessionState, state_of
 from trainkit.tune.controller import events
@@ -77,6 +78,9 @@ def why(wanted: str) -> int:
     for found in states:
         for kind, item in _matching(found, wanted):
             lines.extend(line for line in _explain(found, kind, item) if line not in lines)
+    if not lines:
+        for name in added("trainkit.explanations"):
+            lines += loaded("trainkit.explanations", name)(wanted)
     if not lines:
         problems = "".join(f"; {found.problem}" for found in states if found.problem)
         raise ConfigError(

@@ -50,6 +50,7 @@ JobAcctGatherParams=OverMemoryKill
 SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 ReturnToService=2
+SlurmdParameters=config_overrides
 SlurmdTimeout=10
 MpiDefault=none
 KillWait={kill_wait_s}

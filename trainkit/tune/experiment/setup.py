@@ -12,13 +12,7 @@ from trainkit.tune.core.objectives import Objective
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.core.trial import Namer
-from trainkit.tune.schedulers import (
-    SCHEDULERS,
-    FIFOScheduler,
-    PopulationBasedTraining,
-    TrialScheduler,
-    create_scheduler,
-)
+from trainkit.tune.schedulers import SCHEDULERS, FIFOScheduler, PopulationBasedTraining, TrialScheduler
 from trainkit.tune.schedulers.checked import CheckedScheduler
 from trainkit.tune.search import SEARCHERS, Searcher, create_searcher
 from trainkit.tune.search.base import called
@@ -99,7 +93,7 @@ def default_scheduler(tune: TuneConfig, space: Space) -> TrialScheduler | None:
         return None
     searcher = tune.search_alg or default_searcher(tune)
     learns = isinstance(searcher, SEARCHERS.get(DEFAULT)) and space.domains and not space.axes
-    return create_scheduler(DEFAULT) if learns else None
+    return SCHEDULERS.get(DEFAULT)() if learns else None
 
 
 def population_of(tune: TuneConfig) -> PopulationBasedTraining | None:
