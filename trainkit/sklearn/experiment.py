@@ -321,7 +321,7 @@ def session_for(estimator: Any, cpus: int | None) -> Iterator[None]:
     with session.starting:
         shared = _sharing > 0 or not api.is_initialized()
         if shared and not _sharing:
-            api.init("local", num_cpus=cpus or os.cpu_count())
+            api.init(engine="local", num_cpus=cpus or os.cpu_count())
         _sharing += shared
     end = api.shutdown  # after an interrupt, the session may be in an unknown state
     try:
