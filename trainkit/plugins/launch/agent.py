@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import ipaddress
@@ -158,16 +159,12 @@ def hello_of(name: str, address: str = "") -> dict[str, Any]:
         address: address by which other machines reach this machine, if it is known.
     """
     found = [address] if address else []
-    try:
+    with contextlib.suppress(OSError):  # the host's name has no address
         found += [str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
-    except OSError:
-        found += []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        try:
-            asking.connect(("192.0.2.1", 9))  # sends nothing: the kernel chooses the address of the route
-            found.append(asking.getsockname()[0])
-        except OSError:
-            found += []
+    # This sends nothing: the kernel chooses the address of the route, if there is a route.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, contextlib.suppress(OSError):
+        asking.connect(("192.0.2.1", 9))
+        found.append(asking.getsockname()[0])
     loopback = [
         Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         os.stat("/proc/self/ns/net").st_ino,

@@ -90,7 +90,7 @@ class Leader:
         self._nodes: list[Node] = []
         self._events: queue.SimpleQueue[tuple[Node | None, str, Any]] = queue.SimpleQueue()
         self._signal: int | None = None
-        self._signal_is_own = False
+        self._seen: set[int] = set()
         self._losses: list[str] = []
 
     def run(self) -> int:
@@ -293,19 +293,14 @@ class Leader:
         return cause
 
     def _on_signal(self, node: Node | None, number: int) -> None:
-        if self._signal is not None and number == signal.SIGPIPE:
-            return
+        seen = self._seen if node is None else node.seen
         if self._signal is not None:
-            if (node is None and self._signal_is_own) or (node is not None and number in node.seen):
+            if seen and number != signal.SIGPIPE:
                 self._send("stop", "")
-            if node is not None:
-                node.seen.add(number)
-            self._signal_is_own = self._signal_is_own or node is None
+            seen.add(number)
             return
         self._signal = number
-        self._signal_is_own = node is None
-        if node is not None:
-            node.seen.add(number)
+        seen.add(number)
         sent = signal.SIGTERM if number == signal.SIGPIPE else signal.Signals(number)
         name, seconds = sent.name, self._options.shutdown_s
         again = f"a second {name} ends them at once"
