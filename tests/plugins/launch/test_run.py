@@ -18,7 +18,8 @@ from tests.conftest import eventually
 from tests.runtime.local.programs import Programs
 from trainkit.cli.main import main
 from trainkit.errors import ConfigError
-from trainkit.plugins.launch.command import Run, options_of
+from trainkit.plugins.launch.command import Run
+from trainkit.plugins.launch.flags import options_of
 from trainkit.train.torch import ScriptOptions
 
 DDP = """

@@ -63,7 +63,7 @@ def test_each_trial_has_a_process_of_its_own(fit):
         for step in range(5):
             tune.report({"loss": config["x"] / (step + 1), "own_pid": os.getpid()})
 
-    grid = fit(trainable, {"x": tune.uniform(1, 2)}, num_samples=6, metric="loss", seed=1)
+    grid = fit(trainable, {"x": tune.uniform(1, 2)}, num_samples=6, metric="loss", seed=1, scheduler="fifo")
     assert grid.num_terminated == 6
     pids = {result.metrics["own_pid"] for result in grid}
     assert len(pids) == 6

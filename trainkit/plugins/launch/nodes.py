@@ -22,7 +22,7 @@ from trainkit.errors import ConfigError, TrainkitError
 from trainkit.plugins.cluster.commands import Event, RemoteCommand, show
 from trainkit.plugins.cluster.machines import Machine, Machines
 from trainkit.plugins.launch.agent import Agent, hello_of, is_loopback
-from trainkit.plugins.launch.command import machines_of, meeting_place, options_of, streams_of
+from trainkit.plugins.launch.flags import machines_of, meeting_place, options_of, streams_of
 from trainkit.plugins.launch.launcher import LATE, RankFailure, handle_signals, listening_at
 from trainkit.plugins.launch.links import Link, PipeLink, SocketLink, accept, joined, key_of
 from trainkit.plugins.launch.script import say, tell
