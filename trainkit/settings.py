@@ -59,6 +59,7 @@ DEDUP_LOGS = "TRAINKIT_DEDUP_LOGS"
 IGNORE_UNHANDLED_ERRORS = "TRAINKIT_IGNORE_UNHANDLED_ERRORS"
 TIMELINE = "TRAINKIT_TIMELINE"
 STOP_GRACE_S, PREEMPT_SIGNALS = "TRAINKIT_STOP_GRACE_S", "TRAINKIT_PREEMPT_SIGNALS"
+JOB_END_TIME = "TRAINKIT_JOB_END_TIME"
 
 SESSION_MARK = "TRAINKIT_SESSION_MARK"
 """Environment variable with the path of a session's folder. The session's processes inherit the variable."""
@@ -166,7 +167,7 @@ def stop_before_s() -> float | None:
 
 def job_end_time() -> float | None:
     """Return the Unix time at which the job ends; None if it is unknown."""
-    text = os.environ.get("TRAINKIT_JOB_END_TIME") or os.environ.get("SLURM_JOB_END_TIME")
+    text = os.environ.get(JOB_END_TIME) or os.environ.get("SLURM_JOB_END_TIME")
     return float(text) if text else None
 
 

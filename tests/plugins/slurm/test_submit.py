@@ -101,7 +101,7 @@ def test_a_search_resumes_after_its_time_limit(login: Login) -> None:
     state = login.slurm.wait_for(job, "COMPLETED", "FAILED", "TIMEOUT", seconds=240)
     output = login.trainkit("logs", job)
     assert state["JobState"] == "COMPLETED", output
-    assert "the job is submitted again" in output
+    assert "the time is over: the job is submitted again" in output
     assert "8 trials" in output
     results = tune.ResultGrid.from_path(login.folder / "results" / "search")
     assert sorted(result.metrics["loss"] for result in results) == [x + 2 for x in range(8)]
@@ -162,6 +162,20 @@ def test_the_reason_of_an_end_is_named(login: Login) -> None:
     assert "| no data" in why
     login.slurm.wait_for(large, "OUT_OF_MEMORY", "CANCELLED", "FAILED")
     assert "more memory" in login.trainkit("why", large)
+
+
+def test_a_cancelled_job_does_not_come_back(login: Login) -> None:
+    # The program ends with the code of the notice before a time limit.
+    (login.folder / "ends.py").write_text(
+        "import os, signal, time\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(138))\n"
+        "print('runs', flush=True)\ntime.sleep(600)\n"
+    )
+    job = login.submit("ends.py")
+    login.slurm.wait(lambda: "runs" in login.trainkit("logs", job), "the program runs")
+    login.slurm.run("scancel", job)
+    login.slurm.wait_for(job, "CANCELLED")
+    assert login.slurm.job(job)["Restarts"] == "0"
+    assert "submitted again" not in login.trainkit("logs", job)
 
 
 def test_a_wrong_python_is_told_before_the_program_runs(login: Login) -> None:
