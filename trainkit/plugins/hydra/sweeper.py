@@ -45,7 +45,7 @@ class SweeperSettings:
         params: the space, from override keys to values in Hydra's grammar, such as "interval(0, 1)".
         search_alg: name of a searcher, or "grid" for all combinations of the listed values.
         search_settings: arguments of the searcher.
-        scheduler: name of a scheduler that stops jobs early; None: no scheduler.
+        scheduler: name of a scheduler that stops jobs early; None: no job is stopped early.
         scheduler_settings: arguments of the scheduler.
         num_samples: number of jobs; None: 20, or one repetition of a grid.
         max_concurrent: maximum number of jobs that run at once; None: as many as the resources allow.
@@ -212,8 +212,7 @@ class TuneSweeper(Sweeper):
             metric=self.objective.metric,
             mode=cast("Any", self.objective.mode),
             search_alg=self._searcher(),
-            scheduler=settings.scheduler
-            and tune.create_scheduler(settings.scheduler, **settings.scheduler_settings),
+            scheduler=tune.create_scheduler(settings.scheduler or "fifo", **settings.scheduler_settings),
             num_samples=self._count(),
             max_concurrent_trials=self._either("max_concurrent", "n_jobs") or self.jobs.n_jobs,
             seed=settings.seed,

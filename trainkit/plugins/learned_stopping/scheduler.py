@@ -42,6 +42,7 @@ class LearnedStopping(TrialScheduler):
     """
 
     label: ClassVar[str] = "learned stopping"
+    hears_again: ClassVar[bool] = True
 
     def __init__(
         self,

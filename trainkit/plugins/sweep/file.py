@@ -192,7 +192,7 @@ def _source(entry: object) -> tuple[str, str]:
 
 def _tune_config(settings: Mapping[str, Any], method: str, metric: str, mode: Any) -> tune.TuneConfig:
     searcher = settings.get("search_alg", _METHODS[method] if "method" in settings else None)
-    scheduler = settings.get("scheduler")
+    scheduler = settings.get("scheduler", "fifo")
     if "early_terminate" in settings:
         scheduler = _asha(settings["early_terminate"])
     number = settings.get("num_samples", 1 if method == "grid" else None)
