@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import pickle
 import re
-import signal
 import sys
-import time
 from importlib.metadata import packages_distributions
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from benchmarks import __main__ as together
-from benchmarks import compare, limits, runtime, sklearn_searches, tuning
+from benchmarks import runtime, sklearn_searches, tuning
 from benchmarks.__main__ import BENCHMARKS, told
 from benchmarks.aims import AIMS, Aim
 from benchmarks.compare import changes
 from benchmarks.interleaved import Served, output_of
-from benchmarks.moments import NOTED, Watched, note, stages, watching
-from benchmarks.rows import LESS, MORE, Report, Row, apart, rows_of
+from benchmarks.rows import LESS, MORE, Report, Row, rows_of
 from tests.conftest import run_python
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -109,25 +102,6 @@ def test_a_report_puts_the_aim_of_the_table_beside_its_row(capsys: pytest.Captur
     assert (row["aim"], row["verdict"]) == (0, "NOT MET")
 
 
-def test_another_side_is_measured_in_the_rows_that_have_an_aim_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    commands = []
-
-    def told_now(command: list[str], most_s: float) -> dict[str, Any]:
-        commands.append(command[2:])
-        return {"rows": []}
-
-    monkeypatch.setattr(together, "told", told_now)
-    only = ["--only", "runtime", "--only", "soak", "--to", str(tmp_path / "record.json")]
-    monkeypatch.setattr(sys, "argv", ["benchmarks", "--against", "ray", *only])
-    assert together.main() == 0
-    assert commands == [
-        ["benchmarks.runtime", "--against", "ray", "--beside", "nested"],
-        ["benchmarks.soak", "--minutes", "1"],
-    ]
-
-
 def test_no_benchmark_hides_a_package():
     # torchrun puts the folder of the file that it is given before all others.
     names = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - {"__init__"}
@@ -160,15 +134,6 @@ def verdicts(before: list[Row], after: list[Row], machine: str = "here") -> dict
 
 STEADY_S = [1.0, 1.0]
 """Seconds of plain work on a quiet machine."""
-
-
-@pytest.mark.parametrize(
-    "loaded", [range(12, 24), range(12), range(6, 18), range(0, 24, 2), range(8, 24), range(4, 20)]
-)
-def test_plain_work_sees_a_load_of_any_length(loaded: range):
-    assert apart([2.0 if look in loaded else 1.0 for look in range(24)]) == pytest.approx(1, abs=0.51)
-    assert apart([1.0] * 24) == 0
-    assert apart([1.0]) is None
 
 
 def time_of(*rounds: float, plain: list[float] | None = STEADY_S, unit: str = "ms") -> Row:
@@ -223,16 +188,6 @@ def test_rows_of_two_records_are_compared(before: Row, after: Row, machine: str,
     assert verdicts([before], [after], machine) == {"time": verdict}
 
 
-def test_rows_of_one_record_alone_and_another_pace_are_told():
-    assert verdicts([Row("old").measured([1])], [Row("fresh").measured([1])]) == {
-        "old": "gone",
-        "fresh": "new",
-    }
-    before, after = time_of(10, 10), time_of(12, 12, plain=[1.2, 1.2])
-    printed = compare.line(compare.Change("some", "time", compare.PACE, before, after))
-    assert "plain work took +20%" in printed
-
-
 def test_an_aim_is_judged_where_plain_work_stays_near_itself():
     row = Row("step", "ms", aim=Aim(5, times=0.9))
     assert row.measured([4, 4.2], [4, 4]).verdict == "met"
@@ -243,49 +198,6 @@ def test_an_aim_is_judged_where_plain_work_stays_near_itself():
     assert Row("rate", "1/s", MORE, aim=Aim(5)).measured([6], plain=STEADY_S).verdict == "met"
     assert Row("count", aim=Aim(0), exact=True).measured([1]).verdict == "NOT MET"
     assert Row("no aim").measured([1]).verdict == ""
-
-
-def test_the_spread_leaves_out_an_eighth_on_either_side():
-    assert Row("few").measured([3, 1, 2]).spread == 2
-    assert Row("many").measured([*range(1, 15), -100, 100]).spread == 11
-    assert Row("one").measured([1]).spread is None
-
-
-PATH = {"asked": "a call", "arrived": "there", "answered": "back"}
-
-
-def test_stages_are_medians_from_moment_to_moment():
-    noted = {
-        "asked": [1_000, 11_000, 21_000],
-        # One before the first call, and one twice in the second.
-        "arrived": [500, 3_000, 12_000, 12_500, 25_000],
-        "answered": [4_000, 18_000, 30_000],
-    }
-    assert stages(PATH, noted) == {"there": 2.0, "back": 5.0, "a call": 7.0}
-
-
-def test_a_moment_that_never_comes_is_named():
-    noted = {"asked": [1, 10, 20], "arrived": [2, 12, 22], "answered": [3]}
-    with pytest.raises(RuntimeError, match=r"of 3 operations.*'answered': 2"):
-        stages(PATH, noted)
-
-
-def test_functions_are_wrapped_for_a_while():
-    class Base:
-        def answer(self) -> int:
-            note("within")
-            return 42
-
-    class Derived(Base):
-        pass
-
-    NOTED.clear()
-    with watching(Watched(Base, "answer", after="base"), Watched(Derived, "answer", "before", "after")):
-        assert Derived().answer() == 42
-    assert Derived().answer() == 42
-    (before,), (base,), (after,), within = (NOTED[each] for each in ("before", "base", "after", "within"))
-    assert before <= within[0] <= base <= after and len(within) == 2
-    assert "answer" not in vars(Derived)
 
 
 @pytest.mark.slow
@@ -310,52 +222,6 @@ def test_a_benchmark_that_fails_or_takes_too_long_is_told():
 def test_a_benchmark_that_does_not_end_with_its_json_is_told(last: str):
     text = f"print('{{}}'); print({last!r})" if last else ""
     assert told([sys.executable, "-c", text], 60) == {"error": f"ended with no JSON, but with {last!r}"}
-
-
-DAEMON = """
-import subprocess, sys, time
-held = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-print(held.pid, flush=True)
-"""
-
-
-def test_nobody_waits_for_what_a_benchmark_left_behind(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    """The daemon holds the pipe open."""
-    monkeypatch.setattr(together, "REST_S", 0.1)
-    start = time.monotonic()
-    assert told([sys.executable, "-c", DAEMON + "sys.exit(3)"], 30) == {"error": "ended with code 3"}
-    assert time.monotonic() - start < 30
-    os.kill(int(capsys.readouterr().out), signal.SIGKILL)
-
-
-def test_the_record_is_there_after_each_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def told_once(command: list[str], most_s: float) -> dict[str, Any]:
-        if command[2] == "benchmarks.gpu":
-            raise KeyboardInterrupt
-        return {"rows": []}
-
-    path = tmp_path / "new" / "record.json"
-    monkeypatch.setattr(together, "told", told_once)
-    monkeypatch.setattr(sys, "argv", ["benchmarks", "--only", "tuning", "--only", "gpu", "--to", str(path)])
-    with pytest.raises(KeyboardInterrupt):
-        together.main()
-    assert [*json.loads(path.read_text())["benchmarks"]] == ["tuning"]
-
-
-def test_an_error_in_the_other_process_of_a_limit_stays_there(monkeypatch: pytest.MonkeyPatch):
-    """It ends that process: the tests that follow are not run a second time in it."""
-    ours, loads = os.getpid(), pickle.loads
-
-    def fails(data: bytes) -> Any:
-        if os.getpid() != ours:
-            raise ValueError
-        return loads(data)
-
-    monkeypatch.setattr(limits.pickle, "loads", fails)
-    with limits.round_trips(1) as trips, pytest.raises(EOFError):
-        trips.look()
 
 
 def test_the_records_of_releases_can_be_compared():

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.kills import checks, plan, processes, state
-from benchmarks.kills.cycle import Record, may_leave_files
+from benchmarks.kills import checks, plan, state
+from benchmarks.kills.cycle import Record
 from benchmarks.kills.findings import Findings
-from benchmarks.kills.job import Job
 from benchmarks.kills.parts import ASKED, KILLED, PARTS
 
 TARGETS = {name: PARTS[name].targets for name in KILLED}
@@ -24,17 +23,6 @@ def cycles(seed: int, count: int) -> list[plan.Cycle]:
 
 
 # --- the plan ---------------------------------------------------------------------------------------
-
-
-def test_a_seed_gives_the_same_cycles_and_another_seed_others() -> None:
-    assert cycles(1, 60) == cycles(1, 60)
-    assert cycles(1, 60) != cycles(2, 60)
-
-
-def test_every_round_has_each_part_once() -> None:
-    count = len(KILLED)
-    for first in range(0, 3 * count, count):
-        assert {each.part for each in cycles(4, 3 * count)[first : first + count]} == {*KILLED}
 
 
 def test_every_target_and_every_fault_is_hit() -> None:
@@ -56,24 +44,6 @@ def test_requests_come_in_every_phase_to_the_program_and_to_all_of_its_processes
         for fault in ("term", "usr1", "usr2")
     }
     assert all(strike.asks == (strike.target != plan.WORKER) for _, strike in strikes)
-
-
-@pytest.mark.parametrize(
-    ("target", "code", "is_complete", "may"),
-    [
-        (plan.JOB, -9, True, True),  # the program had completed, but not ended its session
-        (plan.JOB, 143, True, False),
-        (plan.NODE, 0, True, False),
-        (plan.NODE, 1, False, True),
-        (plan.DRIVER, -9, True, False),
-        (plan.DRIVER, -9, False, False),
-    ],
-)
-def test_files_may_stay_only_if_no_process_could_remove_them(
-    target: str, code: int, is_complete: bool, may: bool
-) -> None:
-    strike = plan.Strike(target, "kill", True, 0.1, 0.1, 0.5)
-    assert may_leave_files([strike], code, {} if is_complete else None) is may
 
 
 # --- the checks -------------------------------------------------------------------------------------
@@ -136,11 +106,6 @@ def test_reports_of_trials(acks: Any, outcome: Any, expected: set[str]) -> None:
     assert kinds(checks.check_reports(acks, outcome, HISTORY, exact=True)) == expected
 
 
-def test_populations_need_not_repeat_an_undisturbed_run() -> None:
-    other = {"b": [0.25, [[1, 9.0, "s1"]]]}
-    assert not checks.check_reports([["report", "b", "s1"]], other, HISTORY, exact=False).faults
-
-
 @pytest.mark.parametrize(
     ("acks", "outcome", "expected"),
     [
@@ -162,17 +127,6 @@ def test_epochs(acks: Any, outcome: Any, expected: set[str]) -> None:
     assert kinds(checks.check_epochs(acks, outcome, EPOCHS)) == expected
 
 
-def test_places_within_an_epoch_are_counted() -> None:
-    acks = [["resumed", 0, 0], ["place", 2], ["resumed", 0, 2], ["place", 3], ["resumed", 1, 3]]
-    findings = checks.check_epochs(acks, EPOCHS, EPOCHS)
-    assert (findings.acknowledged, findings.there, findings.within) == (2, 2, 1)
-
-
-def test_steps_that_a_request_has_cost_are_counted() -> None:
-    acks = [["resumed", 0, 0], ["asked", 3], ["resumed", 0, 2], ["asked", 5], ["resumed", 1, 5]]
-    assert checks.check_epochs(acks, EPOCHS, EPOCHS).lost == 1
-
-
 def test_candidates() -> None:
     done = [["candidate", 1, 0.0, 0.5]]
     assert not checks.check_candidates(done, CANDIDATES, CANDIDATES).faults
@@ -181,61 +135,7 @@ def test_candidates() -> None:
     assert kinds(checks.check_candidates(done, other, CANDIDATES)) == {"differing"}
 
 
-# --- processes --------------------------------------------------------------------------------------
-
-
-def test_targets_are_chosen_by_name_and_parent() -> None:
-    there = {
-        pid: processes.Process(pid, name, parent)
-        for pid, name, parent in [
-            (10, "python", 1),
-            (11, "trainkit-node", 10),
-            (12, "trainkit-tmpl", 11),
-            (13, "tk-worker", 12),
-            (14, "tk-worker", 13),
-            (15, "tk-checkpoint-writer"[:15], 12),
-        ]
-    }
-    targets = (*TARGETS["ddp"][:6], plan.LOADER, plan.WRITER)
-    found = {target: processes.candidates(target, 10, there) for target in targets}
-    assert found == {
-        "driver": [10],
-        "node": [11],
-        "template": [12],
-        "worker": [13, 15],
-        "group": [10],
-        "job": [10, 11, 12, 13, 14, 15],
-        "loader": [14],
-        "writer": [15],
-    }
-
-
 # --- the files of a job and of a campaign -----------------------------------------------------------
-
-
-def test_a_job_keeps_lines_and_its_outcome(tmp_path: Path) -> None:
-    job = Job(tmp_path)
-    assert (job.lines(), job.outcome()) == ([], None)
-    job.ack("epoch", 1, 0.25)
-    job.finish({"epoch": 1})
-    assert (job.lines(), job.outcome()) == ([["epoch", 1, 0.25]], {"epoch": 1})
-
-
-def test_only_files_that_trainkit_checks_are_cut(tmp_path: Path) -> None:
-    job = Job(tmp_path / "checkpoint" / "own")
-    names = [
-        "saved/state.pt",
-        "run/own",
-        "run/checkpoint.ckpt",
-        "run/checkpoint/model",
-        "run/log",
-        "run/empty",
-    ]
-    for name in names:
-        path = job.kept / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("" if name == "run/empty" else name)
-    assert job.checked_files() == [job.kept / "run/log", job.kept / "saved/state.pt"]
 
 
 def test_a_campaign_resumes_only_from_its_own_file(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import math
 import sys
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -108,63 +107,13 @@ def test_the_best_peer_is_that_against_which_we_are_worst() -> None:
     assert record.in_short(stage, 10)["three"] == 1
 
 
-def test_a_problem_without_a_unit_is_named() -> None:
-    found = [*rows_of_two_problems(), *(row("trainkit random", seed, [0.0] * 6, "easy") for seed in range(6))]
-    (stage,) = record.of(found)["stages"]
-    assert stage["left_out"] == ["easy"]
-    assert "all of them: easy.\n" in page.text(record.of(found))
-
-
-def test_a_cell_with_an_error_is_named_until_it_has_run() -> None:
-    head = {"problem": "flat", "method": "peer", "workers": 1, "evaluations": 10, "seed": 6}
-    failed = [*rows_of_two_problems(), {**head, "error": "KeyError: 'x'"}]
-    assert "- flat, peer, 1, 10, 6: `KeyError: 'x'`\n" in page.failures(record.of(failed))
-    assert "No cell" in page.failures(record.of([*failed, row("peer", 6, [4.0] * 6)]))
-
-
-def test_the_table_in_short_has_the_rank_of_the_peer_that_it_names() -> None:
-    first = {"often good": 2.0, "once very good": 0.1, "trainkit": 3.0, "trainkit random": 4.0}
-    second = {"often good": 1.0, "once very good": 1.5, "trainkit": 1.0, "trainkit random": 1.0}
-    found = [
-        row(name, seed, [regret] * 6, problem)
-        for problem, regrets in (("first", first), ("second", second))
-        for name, regret in regrets.items()
-        for seed in range(5)
-    ]
-    (stage,) = record.of(found)["stages"]
-    short = record.in_short(stage, 10)
-    assert record.ranks(stage, 10)["often good"] == 2
-    assert (short["peer"], short["peer rank"]) == ("once very good", 2.5)
-
-
 def test_equal_means_share_a_rank() -> None:
     (stage,) = record.of(rows_of_two_problems())["stages"]
     assert record.ranks(stage, 10) == {"trainkit": 1.5, "peer": (2.5 + 2) / 2, "trainkit random": 2.25}
     assert record.geometric_means(stage, 10)["trainkit"] == pytest.approx(math.sqrt(0.55))
 
 
-def test_a_method_that_lacks_problems_has_no_rank() -> None:
-    found = [*rows_of_two_problems(), *(row("late", seed, [1.0] * 6) for seed in range(6))]
-    (stage,) = record.of(found)["stages"]
-    assert "late" not in record.ranks(stage, 10)
-    assert stage["cells"]["flat"]["methods"]["late"]["mean"][-1] == 0.25
-
-
 # --- the cells --------------------------------------------------------------------------------------
-
-
-def test_all_methods_have_the_same_seeds_and_fast_ones_run_first() -> None:
-    found = league.cells(league.STAGES, ["learners", "bbob f6"], ["trainkit", "SMAC", "Ax"])
-    first = [cell for cell in found if (cell.workers, cell.evaluations) == (1, 20)]
-    seeds = {
-        method: sorted({cell.seed for cell in first if cell.method == method})
-        for method in ("trainkit", "SMAC")
-    }
-    assert seeds["trainkit"] == list(range(league.SEEDS))
-    assert seeds["SMAC"] == list(range(league.DEAR["SMAC"]))
-    assert [cell.method for cell in found[: 2 * league.WAVE]] == ["trainkit"] * 2 * league.WAVE
-    assert not [cell for cell in found if cell.method == "Ax" and cell.problem == "learners"]
-    assert len({*found}) == len(found)
 
 
 def test_a_league_resumes_after_its_last_whole_line(tmp_path: Path) -> None:
@@ -180,19 +129,6 @@ def test_a_league_resumes_after_its_last_whole_line(tmp_path: Path) -> None:
     league.played(league.League(None), todo, known, path, math.inf)
     kept = [{**each, "cpu_s": 0.0} for each in league.rows_in(path)]
     assert kept == [{**each, "cpu_s": 0.0} for each in first_rows]
-
-
-def test_our_search_has_a_report_for_each_step_of_a_curve() -> None:
-    problem = problems.load("curves boosting", None)
-    done = methods.ours(search_alg="random", scheduler=None)(problem, 0, 1, 3)
-    assert [seen.resource for seen in done.seen] == 3 * [*range(1, problem.reports + 1)]
-    assert done.seen[-1].work == 3
-    assert min(seen.regret for seen in done.seen) >= 0
-
-
-def test_a_problem_of_packages_needs_their_environment() -> None:
-    with pytest.raises(ValueError, match="run --install FOLDER first"):
-        problems.load("bbob f8", None)
 
 
 # --- other libraries --------------------------------------------------------------------------------
@@ -216,17 +152,6 @@ def test_another_library_searches_the_branches_of_a_space(peers: Asked, method: 
     assert len({seen.observed for seen in done.seen}) == 12
     assert done.seen == search(problem, 0, 2, 12).seen
     assert done.seen != search(problem, 1, 2, 12).seen
-
-
-@pytest.mark.external
-def test_a_trial_that_another_library_stops_reports_no_more(peers: Asked) -> None:
-    problem = problems.load("curves network", None)
-    done = methods.theirs("Optuna Hyperband", peers)(problem, 0, 1, 6)
-    steps = [seen.resource for seen in done.seen]
-    assert len(steps) == 6 * problem.reports
-    ends = [step for step, after in pairwise(steps) if after == 1]
-    assert {*ends} > {problem.reports}
-    assert done.seen == methods.theirs("Optuna Hyperband", peers)(problem, 0, 1, 6).seen
 
 
 @pytest.mark.external

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,20 +33,3 @@ def test_the_gpu_benchmark_runs_without_gpus() -> None:
         "one worker, layers on two devices: a step",
     ]
     assert list(told["skipped"]) == ["one device: high-water mark of memory"]
-
-
-@pytest.mark.slow
-def test_the_gpu_benchmark_says_what_a_machine_without_gpus_lacks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("torchvision")
-    import torch
-
-    from benchmarks.gpu.__main__ import main
-
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a CUDA device")
-    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", "--small"])
-    main()
-    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert "needs 1 CUDA devices" in str(figures["skipped"])
