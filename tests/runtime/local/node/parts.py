@@ -17,7 +17,7 @@ from trainkit.runtime.local.wire import messages
 from trainkit.runtime.local.wire.channel import Connection, Descriptor
 from trainkit.runtime.restart_policy import ExitRecord
 from trainkit.runtime.serialize import Packed
-from trainkit.runtime.specs import Interface, Placement, PlacementGroupId, Registration, SessionSpec
+from trainkit.runtime.specs import Placement, PlacementGroupId, SessionSpec
 
 ENVIRONMENT = messages.WorkerEnvironment(inherited=b"", cwd="/", preload=frozenset())
 
@@ -41,8 +41,7 @@ class Processes:
 
     Attributes:
         started: specs of the workers, in their order.
-        delays: how long to wait before each start.
-        killed, cancelled, reused, unneeded: ids of workers; a cancellation that comes early is negative.
+        killed, reused: ids of workers.
         full: there is no descriptor left.
         ends: of the workers' connections.
     """
@@ -50,11 +49,8 @@ class Processes:
     table: records.WorkerTable
     publish: Callable[[Any], None]
     started: list[messages.WorkerSpec] = field(default_factory=list)
-    delays: list[float] = field(default_factory=list)
     killed: list[int] = field(default_factory=list)
-    cancelled: list[int] = field(default_factory=list)
     reused: list[int] = field(default_factory=list)
-    unneeded: list[int] = field(default_factory=list)
     full: bool = False
     ends: list[Connection] = field(default_factory=list)
 
@@ -84,7 +80,6 @@ class Processes:
             environment=ENVIRONMENT,
             placement=message.placement,
             namespace="default",
-            registration=getattr(message, "registration", None),
         )
         self.start(
             spec,
@@ -114,23 +109,16 @@ class Processes:
         )
         self.table.add(worker)
         self.started.append(spec)
-        self.delays.append(delay_s)
         self.publish(records.WorkerStarted(worker))
 
     def kill(self, worker: records.WorkerRecord) -> None:
         self.killed.append(worker.worker_id)
 
-    def cancel(self, worker: records.WorkerRecord, message: messages.Cancel) -> None:
-        self.cancelled.append(worker.worker_id)
-
-    def cancel_early(self, message: messages.Cancel) -> None:
-        self.cancelled.append(-message.worker_id)
-
     def forget_early(self, worker_id: int) -> None:
         """Nothing is kept."""
 
     def end(self, worker: records.WorkerRecord) -> None:
-        self.unneeded.append(worker.worker_id)
+        """Leave it idle."""
 
     def exit_record(self, worker: records.WorkerRecord, code: int) -> ExitRecord:
         """Return how a worker ended with that exit code."""
@@ -173,7 +161,6 @@ class NodeParts:
     def __init__(self, *actors: int, **totals: float) -> None:
         self.timers = Timers()
         self.notices: list[tuple[int, Any]] = []
-        self.emptied = 0
         loop = Loop()
         loop.after = self.timers.after  # type: ignore[method-assign]
         spec = SessionSpec(totals=totals, namespace="default")
@@ -190,10 +177,10 @@ class NodeParts:
             new_template=template,
         )
         made: Any = Processes
-        parts = Parts(session, loop, self._notify, made, self._emptied)
+        parts = Parts(session, loop, self._notify, made, lambda _: None)
         self.queue, self.table, self.machine = parts.queue, parts.table, parts.machine
         self.scheduler, self.groups, self.reclaimer = parts.scheduler, parts.groups, parts.reclaimer
-        self.supervisor, self.restarts, self.named = parts.supervisor, parts.restarts, parts.named_actors
+        self.supervisor, self.restarts = parts.supervisor, parts.restarts
         processes: Any = parts.processes
         self.processes: Processes = processes
         self.publish = parts.events.publish
@@ -207,15 +194,11 @@ class NodeParts:
     def _notify(self, serial: int, message: Any) -> None:
         self.notices.append((serial, message))
 
-    def _emptied(self, _: object) -> None:
-        self.emptied += 1
-
     def ask_actor(self, worker_id: int, client: int = records.DRIVER, **more: Any) -> None:
         """Ask for an actor's process, and grant what can be granted."""
         message = actor(worker_id, **more)
-        if self.named.register(message, lambda _: None):
-            self.restarts.remember(client, message, Packed(b"", (), [first()]))
-            self.scheduler.enqueue(client, message, first())
+        self.restarts.remember(client, message, Packed(b"", (), [first()]))
+        self.scheduler.enqueue(client, message, first())
         self.scheduler.serve()
 
     def ask_lease(self, worker_id: int, client: int = records.DRIVER, **resources: float) -> list[Any]:
@@ -228,11 +211,11 @@ class NodeParts:
         self.scheduler.serve()
         return answers
 
-    def ask_group(self, group_id: int, bundles: list[Mapping[str, float]], **more: Any) -> list[Any]:
+    def ask_group(self, group_id: int, bundles: list[Mapping[str, float]]) -> list[Any]:
         """Ask for a placement group; returns the answers to come."""
         answers: list[Any] = []
-        said = {"strategy": "PACK", "name": "", "detached": False, **more}
-        self.groups.reserve(records.DRIVER, messages.Reserve(group_id, bundles, **said), lambda _: None)
+        message = messages.Reserve(group_id, bundles, strategy="PACK", name="", detached=False)
+        self.groups.reserve(records.DRIVER, message, lambda _: None)
         self.groups.await_group(group_id, answers.append)
         self.scheduler.serve()
         return answers
@@ -268,16 +251,8 @@ def actor(
     cpus: float = 1,
     group: int | None = None,
     max_restarts: int = 0,
-    name: str | None = None,
-    detached: bool = False,
-    ready: bool = True,
 ) -> messages.StartActor:
     """Return a request for an actor's process."""
-    registration = None
-    if name is not None or detached:
-        registration = Registration(
-            name=name or f"name{worker_id}", namespace=None, detached=detached, get_if_exists=False
-        )
     return messages.StartActor(
         worker_id,
         f"Actor{worker_id}",
@@ -287,7 +262,4 @@ def actor(
         ),
         ENVIRONMENT,
         constructor_call=messages.ConstructorCall(max_restarts, b"", False, ()) if max_restarts else None,
-        registration=registration,
-        interface=Interface(name="Actor", methods={}) if registration else None,
-        ready=ready,
     )

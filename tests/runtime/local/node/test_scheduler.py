@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.runtime.local.node.parts import NodeParts
-from trainkit.errors import WorkerDiedError
-from trainkit.runtime.local.wire.messages import Reclaim, Waits
+from trainkit.runtime.local.wire.messages import Reclaim
 from trainkit.runtime.placement import Ledger
-
-
-def test_an_actor_whose_arguments_are_to_come_lets_others_go_first() -> None:
-    node = NodeParts(CPU=1)
-    node.ask_actor(11, ready=False)
-    node.ask_actor(12)
-    assert node.living() == [12]
-    node.queue.arguments_there(11)
-    node.exits(12)
-    assert node.living() == [11]
 
 
 def test_a_returned_worker_runs_the_next_task_of_its_make() -> None:
@@ -36,49 +23,6 @@ def test_a_worker_of_another_make_is_not_reused() -> None:
     node.scheduler.return_lease(21, retire=False)
     node.ask_lease(22, CPU=2)
     assert (len(node.processes.started), node.processes.reused) == (2, [])
-
-
-def test_a_retired_worker_ends() -> None:
-    node = NodeParts(CPU=1)
-    node.ask_lease(21)
-    node.scheduler.return_lease(21, retire=True)
-    assert node.processes.unneeded == [21]
-
-
-def test_idle_workers_beyond_one_for_each_cpu_end() -> None:
-    node = NodeParts(CPU=1)
-    for worker_id in (21, 22):
-        node.ask_lease(worker_id, CPU=0.5)
-    for worker_id in (21, 22):
-        node.scheduler.return_lease(worker_id, retire=False)
-    node.timers.run()
-    assert node.processes.unneeded == [21]
-
-
-def test_a_worker_that_waits_lends_its_cpus_and_takes_them_back() -> None:
-    node = NodeParts(11, 12, CPU=1)
-    node.scheduler.blocked(node.worker(11).serial, True)
-    node.scheduler.serve()
-    assert node.living() == [11, 12]
-    node.scheduler.blocked(node.worker(11).serial, False)
-    assert node.machine.amounts() == {"CPU": -1.0}
-    node.exits(12)
-    assert node.machine.amounts() == {"CPU": 0.0}
-
-
-def test_a_worker_of_a_group_lends_its_cpus_to_what_it_starts_outside() -> None:
-    node = NodeParts(CPU=1)
-    node.ask_group(31, [{"CPU": 1}])
-    node.ask_actor(11, group=31)
-    serial = node.worker(11).serial
-    assert node.ask_lease(21, client=serial) == []
-    node.scheduler.blocked(serial, True)
-    node.scheduler.serve()
-    assert node.living() == [11, 21]
-    node.groups.release(31, lambda _: None)
-    node.exits(11)
-    node.scheduler.return_lease(21, retire=False)
-    assert node.machine.amounts() == {"CPU": 1.0}
 
 
 @pytest.mark.parametrize("inside_first", [False, True])
@@ -145,65 +89,3 @@ def test_a_worker_that_waits_is_granted_one_process_for_what_it_lends() -> None:
     node.scheduler.serve()  # 12 has what 11 lends
     assert node.ask_lease(21, client=serial) != []
     assert node.ask_lease(22, client=serial) == []
-
-
-def test_leases_are_asked_back_when_another_process_waits() -> None:
-    node = NodeParts(CPU=1)
-    node.ask_lease(21)
-    node.ask_actor(11)
-    assert (1, Reclaim(0)) in node.notices
-
-
-def test_a_long_wait_is_explained() -> None:
-    node = NodeParts(11, 12, CPU=1)
-    for request in node.queue.all():
-        request.since -= 60
-    node.timers.run()
-    texts = [message.text for _, message in node.notices if isinstance(message, Waits)]
-    assert len(texts) == 1
-    assert "Actor12 has been waiting 60 s for 1 CPU" in texts[0]
-    assert "Actor11" in texts[0]
-
-
-def test_a_worker_that_can_t_be_started_gives_back_what_it_was_given() -> None:
-    node = NodeParts(CPU=1)
-    node.processes.full = True
-    (answer,) = node.ask_lease(21)
-    assert isinstance(answer, WorkerDiedError)
-    assert "no descriptor left" in str(answer)
-    assert node.machine.amounts() == {"CPU": 1.0}
-    node.processes.full = False
-    node.ask_actor(11)
-    assert node.living() == [11]
-
-
-def test_a_removed_group_ends_its_workers_before_its_bundles_are_free() -> None:
-    node = NodeParts(CPU=1)
-    node.ask_group(31, [{"CPU": 1}])
-    node.ask_actor(11, group=31)
-    node.ask_actor(12, group=31)
-    removed: list[Any] = []
-    node.groups.release(31, removed.append)
-    assert (node.processes.killed, removed, node.machine.amounts()) == ([11], [], {"CPU": 0.0})
-    assert node.table.exits[12].reason == "its placement group was removed"
-    node.exits(11)
-    assert (removed, node.machine.amounts()) == ([None], {"CPU": 1.0})
-
-
-def test_what_a_process_asked_for_is_given_up_with_it() -> None:
-    node = NodeParts(11, CPU=1)
-    node.ask_actor(12, client=node.worker(11).serial)
-    node.ask_actor(13, client=node.worker(11).serial, detached=True)
-    node.exits(11)
-    assert node.living() == [13]
-    assert "Actor11, which requested it, has ended" in node.table.exits[12].reason
-    node.exits(13)
-
-
-def test_what_a_process_asked_for_that_ends_in_order_goes_to_the_driver() -> None:
-    node = NodeParts(11, CPU=1)
-    node.ask_actor(12, client=node.worker(11).serial)
-    node.supervisor.departs(node.worker(11).serial, stays=False, reason="")
-    node.exits(11, code=0)
-    assert node.living() == [12]
-    assert node.worker(12).owner == 1
