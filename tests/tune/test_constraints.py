@@ -19,7 +19,6 @@ from trainkit.plugins.dashboard.experiments.reading import RowReader
 from trainkit.plugins.pb2.scheduler import PB2
 from trainkit.tune import TuneConfig, simulate
 from trainkit.tune.core.constraints import VIOLATION, Constraint, constraints_of, violation_of
-from trainkit.tune.core.objectives import Objective
 from trainkit.tune.results.overview import Overview
 from trainkit.tune.schedulers import (
     ASHAScheduler,
@@ -28,8 +27,6 @@ from trainkit.tune.schedulers import (
     ParetoScheduler,
     PopulationBasedTraining,
 )
-from trainkit.tune.schedulers.base import FAR
-from trainkit.tune.schedulers.checked import ranked_last
 from trainkit.tune.search import (
     BasicVariantGenerator,
     BayesOptSearch,
@@ -40,14 +37,12 @@ from trainkit.tune.search import (
     Repeater,
     Searcher,
 )
-from trainkit.tune.search.trial_source import Penalties
 
 pytestmark = pytest.mark.usefixtures("inline")
 
 SPACE = {"x": tune.uniform(0, 10), "y": tune.uniform(0, 1)}
 LIMITS = ["size <= 4", "eval/accuracy >= 0.5"]
 STOP = tune.RunConfig(stop={"training_iteration": 9})
-LOSS = Objective("loss", "min")
 # fmt: off
 WRONG = [
     "size < 4", "size == 4", "4 >= size", "size", "<= 4", "size <= ", "size <= nan", "size <= inf", "a <= b",
@@ -118,14 +113,6 @@ def test_a_value_is_feasible_exactly_if_it_is_on_the_right_side_of_the_limit(val
     assert (excess <= 0) == (value <= limit if sense == "<=" else value >= limit)
 
 
-@given(finite)
-def test_a_hair_beyond_the_limit_is_a_violation(limit):
-    above = math.nextafter(limit, math.inf)
-    assert Constraint("m", "<=", limit).excess(limit) == 0
-    assert Constraint("m", "<=", limit).excess(above) > 0
-    assert violation_of({"m": above}, [Constraint("m", "<=", limit)]) > 0
-
-
 def test_the_violation_is_the_sum_of_relative_excesses():
     limits = constraints_of(["a <= 20", "b >= 4", "c <= 0"])
     assert violation_of({"a": 20, "b": 4, "c": -1}, limits) == 0
@@ -134,35 +121,6 @@ def test_the_violation_is_the_sum_of_relative_excesses():
     assert violation_of({"a": math.inf, "b": 4, "c": 0}, limits) == math.inf
     assert math.isnan(violation_of({"a": 20, "b": 4}, limits))  # unknown
     assert violation_of({"a": 30}, limits) == 0.5  # certainly infeasible
-
-
-def test_schedulers_see_infeasible_reports_after_all_others():
-    def seen(loss, violation, mode="min"):
-        goal = Objective("eval/loss", mode)
-        return ranked_last({"eval": {"loss": loss}, VIOLATION: violation}, [goal]).get("eval/loss", loss)
-
-    losses = [seen(1e9, 0.0), seen(5.0, 1e-12), seen(1.0, 0.5), seen(0.0, 2.0), seen(0.0, math.inf)]
-    assert losses == sorted(losses)
-    assert losses[0] == 1e9
-    assert seen(5.0, math.nan) == 5.0
-    assert seen(5.0, 1.0, mode="max") == -2 * FAR
-
-
-def test_a_searcher_without_constraints_gets_the_worst_feasible_loss_and_more():
-    penalties = Penalties([LOSS])
-
-    def told(loss, violation, *, ended=True):
-        return penalties.applied({"loss": loss, VIOLATION: violation}, ended=ended)["loss"]
-
-    assert told(3.0, 1.0) == 3.0 + 0.5 * 3.0  # no trial is feasible: its own loss and more
-    assert told(1.0, 0.0) == 1.0
-    assert told(5.0, 0.0) == 5.0
-    assert told(-100.0, 1.0) == 5 + 0.5 * 4
-    assert told(-100.0, 3.0) == 5 + 0.75 * 4
-    assert told(-100.0, math.inf) == told(-100.0, math.nan) == 5 + 4
-    assert told(-100.0, math.nan, ended=False) == -100.0
-    assert math.isnan(told(math.nan, 1.0))
-    assert penalties.applied({"loss": 7.0}) == {"loss": 7.0}
 
 
 # --- searches -------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -134,36 +133,6 @@ def test_reasons_name_rung_rank_and_cutoff(toy):
     assert toy.decisions[3].reason == facts
 
 
-# --- 5: one rung ----------------------------------------------------------------------------------
-
-
-def promotions(arrivals: Iterable[float], eta: int = 3, mode: str = "max") -> list[list[int]]:
-    """After each arrival at the first rung, who is promoted then, as places of arrival from 0."""
-    scheduler = asha(mode, max_t=1000, reduction_factor=eta)
-    paused: dict[str, None] = {}
-    promoted = []
-    for number, value in enumerate(arrivals):
-        scheduler.on_trial_add(str(number))
-        if scheduler.on_result(str(number), {"training_iteration": 1, "m": value}).verdict is PAUSE:
-            paused[str(number)] = None
-        now = []
-        while (chosen := scheduler.choose_trial_to_run([], list(paused))) is not None:
-            del paused[chosen]
-            scheduler.on_trial_resume(chosen)
-            now.append(int(chosen))
-        promoted.append(now)
-    return promoted
-
-
-@pytest.mark.parametrize(("mode", "sign"), [("max", 1), ("min", -1)])
-def test_a_promotion_goes_to_the_best_and_of_equals_to_the_first(mode, sign):
-    falling = [sign * value for value in range(9, 0, -1)]
-    assert promotions(falling, mode=mode) == [[], [], [0], [], [], [1], [], [], [2]]
-    mixed = [sign * value for value in [5, 1, 9, 3, 7, 2, 8, 4, 6]]
-    assert promotions(mixed, mode=mode) == [[], [], [2], [], [], [4], [6], [], []]
-    assert promotions([sign] * 6, mode=mode) == [[], [], [0], [], [], [1]]
-
-
 # --- laws -----------------------------------------------------------------------------------------
 
 
@@ -226,22 +195,6 @@ def test_10_a_trial_that_runs_again_while_it_waits_stops_where_it_waited():
     assert scheduler.choose_trial_to_run([], ["a", "b", "c", "d", "e"]) == "a"
     scheduler.on_trial_resume("a")
     assert scheduler.on_result("a", {"training_iteration": 3, "m": 0.0}) == Decision(CONTINUE)
-
-
-@pytest.mark.parametrize(("eta", "k"), [(2, 4), (3, 3), (4, 2)])
-def test_12_with_all_reports_before_any_decision_it_is_synchronous_halving(eta, k):
-    n = eta**k
-    values = np.random.default_rng(k).permutation(n).tolist()
-    levels = tuple(eta**at for at in range(k + 1))
-    shop = PromotedTrials(asha(max_t=n, reduction_factor=eta), lambda number, time: values[number], levels, n)
-    while shop.take():
-        while shop.take():
-            pass
-        while shop.running:
-            shop.finish(0)
-    for rung, level in enumerate(levels):
-        there = {number for number, time in shop.jobs if time == level}
-        assert there == {number for number in range(n) if values[number] >= n - n // eta**rung}
 
 
 def test_13_each_bracket_promotes_within_itself():
@@ -433,15 +386,6 @@ def test_why_it_goes_on_is_said():
 class Falling(Counted):
     def reports(self, number):
         return {"loss": self.config["x"] / number}
-
-
-@pytest.mark.parametrize("finish", [False, True])
-def test_a_small_search(fit, inline, finish):
-    scheduler = ASHAScheduler(max_t=20, type="promotion", finish=finish)
-    grid = fit(Falling, {"x": tune.grid_search(list(range(1, 11)))}, metric="loss", scheduler=scheduler)
-    steps = sorted(result.metrics["training_iteration"] for result in grid)
-    assert steps == [1] * 8 + ([4, 20] if finish else [4, 4])
-    assert grid.get_best_result().config == {"x": 1}
 
 
 class Faulty(Falling):

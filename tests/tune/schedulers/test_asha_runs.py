@@ -89,16 +89,6 @@ def test_in_both_orders_the_same_top_quarter_runs_to_the_end(falling):
     assert sum(stopped) == (15 if falling else 0)
 
 
-# row 1.14
-@pytest.mark.parametrize("falling", [True, False])
-def test_of_those_that_run_together_exactly_the_top_quarter_runs_to_the_end(falling):
-    scores = sorted(range(16), reverse=falling)
-    results = simulated(scores, promotion(max_t=4, reduction_factor=4), mode="max", workers=16)
-    full = {result.metrics["loss"] for result in results if result.metrics["training_iteration"] == 4}
-    assert {12, 13, 14, 15} <= full
-    assert len(full) == (4 if falling else 13)
-
-
 def test_promotions_are_drawn_as_such():
     pytest.importorskip("matplotlib")
     from matplotlib.collections import PathCollection

@@ -176,25 +176,6 @@ def test_a_round_is_judged_when_its_last_trial_arrives(mode):
     assert scheduler.choose_trial_to_run([], paused) is None
 
 
-def test_the_second_round_waits_only_for_those_that_went_on():
-    scheduler = nine()
-    all_report(scheduler, *range(9))
-    assert len(scheduler.verdicts()) == 6
-    assert went_on(scheduler) == ["8", "7", "6"]
-    assert report(scheduler, 8, 2, 0.0) == report(scheduler, 7, 2, 0.0)  # nothing is judged between
-    assert report(scheduler, 8, 3, 1.0).reason["awaits"] == 2
-    assert report(scheduler, 7, 3, 2.0).reason["awaits"] == 1
-    last = report(scheduler, 6, 3, 1.5)
-    assert last.verdict is STOP
-    assert (last.reason["rung"], last.reason["rank"], last.reason["entries"]) == (3, 2, 3)
-    assert [trial_id for trial_id, _ in scheduler.verdicts()] == ["8"]
-    scheduler.on_trial_resume("7")
-    assert report(scheduler, 7, 8, -5.0) == report(scheduler, 7, 4, 0.0)
-    end = report(scheduler, 7, 9, -5.0)
-    assert end.verdict is STOP
-    assert end.reason == {"rule": "max_t", "max_t": 9, "bracket": 0, "budget": 2}
-
-
 @given(st.lists(st.integers(-3, 3), min_size=9, max_size=9), st.permutations(range(9)))
 def test_the_rule_is_the_one_written_down(values, order):
     scheduler = nine()
@@ -274,39 +255,6 @@ def test_15_a_bracket_that_stays_partial_is_halved_by_those_that_came(came, go_o
         scheduler.on_no_more_trials()
     assert went_on(scheduler) == [str(number) for number in range(came - 1, came - 1 - go_on, -1)]
     assert len(fallen(scheduler)) == came - go_on
-
-
-def test_15_failed_trials_count_as_the_worst_and_are_not_waited_for():
-    scheduler = nine()
-    for number in range(4):
-        scheduler.on_trial_error(str(number))
-    for number in range(4, 8):
-        assert report(scheduler, number, 1, number).verdict is PAUSE
-    report(scheduler, 8, 1, 8.0)
-    assert fallen(scheduler) == [5, 4]
-    reason = scheduler.on_trial_resume("8")
-    assert (reason["entries"], reason["places"], reason["rank"]) == (9, 3, 1)
-
-
-def test_15_the_last_failure_completes_the_round():
-    scheduler = nine()
-    all_report(scheduler, *range(8))
-    assert went_on(scheduler) == []
-    scheduler.on_trial_error("8")
-    assert fallen(scheduler) == [4, 3, 2, 1, 0]
-    assert went_on(scheduler) == ["7", "6", "5"]
-    scheduler.on_trial_error("7")
-    report(scheduler, 6, 3, 6.0)
-    assert report(scheduler, 5, 3, 5.0).verdict is STOP
-    assert went_on(scheduler) == ["6"]
-
-
-def test_a_trial_that_fails_while_paused_gives_its_place_up():
-    scheduler = nine()
-    all_report(scheduler, *range(8))
-    scheduler.on_trial_error("7")
-    assert report(scheduler, 8, 1, 0.5).reason["rank"] == 7  # 7 is behind it now, and 0
-    assert went_on(scheduler) == ["6", "5", "4"]
 
 
 def test_a_trial_that_ends_early_keeps_its_score_and_gives_its_place_up():

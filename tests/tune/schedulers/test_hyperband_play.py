@@ -159,23 +159,3 @@ def test_16_a_searcher_that_waits_for_paused_trials_stops_nothing(
     assert len(play.controller.trials) == samples
     assert set(play.statuses()) <= {"TERMINATED", "ERROR"}
     assert "not promoted" not in {trial.reason for trial in play.controller.trials}
-
-
-def test_every_decision_has_its_reason_in_words():
-    scheduler = HyperBandScheduler(metric="m", mode="max", max_t=9)
-    play = Random(0, 0.0, num_samples=17, cpus=4, scheduler=scheduler).run()
-    made = [(each.decision.verdict, each.decision.reason["rule"]) for each in play.recorded(ev.DecisionMade)]
-    assert set(made) == {
-        (Verdict.PAUSE, "milestone"),
-        (Verdict.RESUME, "rung"),
-        (Verdict.STOP, "rung"),
-        (Verdict.STOP, "max_t"),
-    }
-    words = [each.reason for each in play.recorded(ev.StatusChanged)]
-    assert "paused by HyperBand: rung 1 of bracket 0, waits for 8 more trials" in words
-    assert any(
-        each.startswith("resumed by HyperBand: rung 1 of bracket 0, rank 1 of 9, 3 continue, cutoff")
-        for each in words
-    )
-    assert any(each.startswith("stopped by HyperBand: rung 1 of bracket 0, rank 9 of 9") for each in words)
-    assert "reached max_t=9" in words
