@@ -57,7 +57,8 @@ def calls():
 @pytest.mark.parametrize("reuse", [False, True])
 def test_a_trial_takes_few_calls_and_the_last_as_few_as_the_first(inline, fit, calls, reuse):
     # row 1.2
-    fit(trivial, SPACE, metric="loss", num_samples=300, reuse_actors=reuse, run={"callbacks": [calls]})
+    settings = {"search_alg": "random", "reuse_actors": reuse, "run": {"callbacks": [calls]}}
+    fit(trivial, SPACE, metric="loss", num_samples=300, **settings)
     first, last = calls.between(50, 100), calls.between(249, 299)
     assert last <= 1.05 * first
     assert last < 3_000  # a millisecond, more or less
@@ -71,8 +72,22 @@ def test_a_report_takes_few_calls(inline, fit, calls):
             tune.report({"loss": step})
 
     fit(trainable, metric="loss", num_samples=4, max_concurrent_trials=1, run={"callbacks": [calls]})
-    taken = calls.between(1, 3) / reports
-    assert taken < 600
+    assert calls.between(1, 3) / reports < 600
+
+
+@pytest.mark.parametrize("scheduler", ["fifo", "auto"])
+def test_a_report_to_a_searcher_that_learns_takes_few_calls(inline, fit, calls, scheduler):
+    reports = 200
+
+    def trainable(config):
+        for step in range(reports):
+            tune.report({"loss": step})
+
+    settings = {"scheduler": scheduler, "max_concurrent_trials": 1, "run": {"callbacks": [calls]}}
+    results = fit(trainable, SPACE, metric="loss", num_samples=12, **settings)
+    assert all(each.metrics["training_iteration"] == reports for each in results)
+    # The third trial imports modules and fits the first model.
+    assert calls.between(5, 11) / reports < 630
 
 
 class Memory(tune.Callback):
@@ -90,7 +105,8 @@ def test_what_the_driver_keeps_of_a_trial_is_small(inline, fit):
     memory = Memory()
     tracemalloc.start()
     try:
-        fit(trivial, SPACE, metric="loss", num_samples=240, run={"callbacks": [memory]})
+        settings = {"search_alg": "random", "run": {"callbacks": [memory]}}
+        fit(trivial, SPACE, metric="loss", num_samples=240, **settings)
     finally:
         tracemalloc.stop()
     kept = (memory.at_end[239] - memory.at_end[89]) / 150

@@ -281,7 +281,8 @@ def wait(
         failed call counts as done.
     """
     generators: dict[int, Any] = {}
-    if isinstance(refs, Sequence) and any(isinstance(ref, ObjectRefGenerator) for ref in refs):
+    # A list is tested first, because the check of an abstract class takes longer.
+    if isinstance(refs, (list, Sequence)) and any(not isinstance(ref, ObjectRef) for ref in refs):
         refs = list(refs)
         for index, each in enumerate(refs):
             if isinstance(each, ObjectRefGenerator):
@@ -316,7 +317,7 @@ def _require_seconds(verb: str, timeout: Any) -> None:
 def _checked(refs: Any, verb: str) -> list[ObjectRef[Any]]:
     if isinstance(refs, ObjectRef):
         raise ArgumentTypeError(f"{verb}() takes a list of references: give {verb}([ref])")
-    sequence = isinstance(refs, Sequence) and not isinstance(refs, (str, bytes))
+    sequence = isinstance(refs, (list, Sequence)) and not isinstance(refs, (str, bytes))
     listed: list[Any] = list(refs) if sequence else [None]
     for ref in listed:
         if not isinstance(ref, ObjectRef):

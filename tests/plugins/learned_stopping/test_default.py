@@ -9,11 +9,28 @@ from contextlib import closing
 import pytest
 
 from trainkit import tune
+from trainkit.tune.space.domains import Domain
 from trainkit.tune.store.schema import FILENAME
 
 LINE = {"x": tune.uniform(0, 1)}
 GOAL = {"metric": "loss", "mode": "min", "seed": 4, "max_concurrent_trials": 1}
 LAST = 12
+
+
+class Own(Domain):
+    """A domain that the Gaussian process does not support."""
+
+    cardinality = None
+    spelling = "Own", []
+
+    def draw(self, rng):
+        return rng.uniform()
+
+    def contains(self, value):
+        return 0 <= value <= 1
+
+    def values(self):
+        raise TypeError("the domain is infinite")
 
 
 def objective(config):
@@ -48,11 +65,21 @@ class TestTuner:
         results = fit(objective, space, **{**GOAL, "num_samples": 12, **settings})
         assert lengths(results) == [LAST] * 12
 
+    @pytest.mark.parametrize(("num_samples", "stops"), [(9, False), (10, True)])
+    def test_it_stops_trials_of_ten_or_more(self, fit, num_samples, stops):
+        results = fit(objective, LINE, **GOAL, num_samples=num_samples)
+        assert (min(lengths(results)[:9]) < LAST) == stops
+
+    def test_few_samples_stop_no_trial_after_an_extension_either(self, fit, restore):
+        fit(objective, LINE, **GOAL, num_samples=3)
+        assert lengths(restore(objective, num_samples=12)) == [LAST] * 12
+
     def test_a_restore_repeats_it_at_every_trial(self, fit, restore):
-        whole = fit(objective, LINE, **GOAL, num_samples=9, run={"name": "whole"})
+        settings = {**GOAL, "scheduler": "auto"}
+        whole = fit(objective, LINE, **settings, num_samples=9, run={"name": "whole"})
         assert min(lengths(whole)) < LAST
         for number in range(2, 9):
-            fit(objective, LINE, **GOAL, num_samples=number, run={"name": f"part {number}"})
+            fit(objective, LINE, **settings, num_samples=number, run={"name": f"part {number}"})
             rest = restore(objective, f"part {number}", num_samples=9)
             assert [each.config for each in rest] == [each.config for each in whole]
             assert lengths(rest) == lengths(whole)
@@ -79,12 +106,16 @@ class TestTuner:
         assert [each.last_result["training_iteration"] for each in found.trials] == [LAST] * 12
 
 
-def test_a_simulation_stops_as_a_tuner_does():
+@pytest.mark.parametrize(
+    ("space", "num_samples", "stops"), [(LINE, 12, True), (LINE, -1, True), ({"x": Own()}, 12, False)]
+)
+def test_a_simulation_stops_as_a_tuner_does(space, num_samples, stops):
     def step(config, training_iteration, rng):
         return {
             "loss": (config["x"] - 0.7) ** 2 + 1 / training_iteration,
             "done": training_iteration == LAST,
         }
 
-    settings = tune.TuneConfig(metric="loss", mode="min", num_samples=12)
-    assert min(lengths(tune.simulate(step, LINE, settings, workers=1, seed=4))) < LAST
+    settings = tune.TuneConfig(metric="loss", mode="min", num_samples=num_samples)
+    results = tune.simulate(step, space, settings, workers=1, seed=4, max_work=12 * LAST)
+    assert (min(lengths(results)[:9]) < LAST) == stops

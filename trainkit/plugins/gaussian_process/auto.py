@@ -60,10 +60,7 @@ class AutoSearch(SearcherWrapper):
     def begin(
         self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int
     ) -> None:
-        domains = space.domains.values()
-        is_supported = bool(domains) and all(isinstance(each, _SUPPORTED) for each in domains)
-        has_goal = metric is not None and mode is not None and not self.objectives
-        if has_goal and is_supported and not space.axes:
+        if not (lacking := self._lacking(space, metric, mode)):
             first = num_samples if self._first_samples is None else self._first_samples
             knows = bool(self._sources or self._priors)
             learning = search.GaussianProcessSearch(points_to_evaluate=self._points, seed=self._seed)
@@ -72,15 +69,24 @@ class AutoSearch(SearcherWrapper):
             self._inner = called(self.searcher)
             self._inner.learn_from(self._sources, self._priors, metric, mode)
         elif self._sources or self._priors:
-            lacking = "one metric and its mode: set them in TuneConfig"
-            if space.axes:
-                lacking = "a space without a grid: use tune.choice instead of tune.grid_search"
-            elif not domains:
-                lacking = "a param_space with domains: replace a constant by a domain, such as tune.uniform"
-            elif not is_supported:
-                lacking = "trainkit's own domains: replace a domain of your own, such as by tune.choice"
             raise ConfigError(f"learn_from and priors need {lacking}")
         super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
+
+    def can_learn(self, space: Space, metric: str | None, mode: str | None) -> bool:
+        """Return True if the searcher learns from the results of an experiment."""
+        return not self._lacking(space, metric, mode)
+
+    def _lacking(self, space: Space, metric: str | None, mode: str | None) -> str:
+        """Return what the Gaussian process lacks, with its mend; empty if nothing."""
+        domains = space.domains.values()
+        if space.axes:
+            return "a space without a grid: use tune.choice instead of tune.grid_search"
+        if not domains:
+            return "a param_space with domains: replace a constant by a domain, such as tune.uniform"
+        if not all(isinstance(each, _SUPPORTED) for each in domains):
+            return "trainkit's own domains: replace a domain of your own, such as by tune.choice"
+        has_goal = metric is not None and mode is not None and not self.objectives
+        return "" if has_goal else "one metric and its mode: set them in TuneConfig"
 
     def learn_from(
         self, sources: Any, priors: Mapping[str, Any] | None, metric: str | None, mode: str | None

@@ -127,12 +127,14 @@ class Curve:
     Attributes:
         stopped: True once the scheduler has stopped the trial, before or at `max_t`.
         judged: the last time at which the trial was judged.
+        due: time of the next rung, at which the trial is judged again.
     """
 
     times: list[float] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     stopped: bool = False
     judged: float = -math.inf
+    due: float = math.inf
 
     def report(self, time: float) -> int:
         """Return the index of the first report at or after `time`, or the number of reports."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Mapping
 from statistics import median_high
 from typing import Any, ClassVar
@@ -69,6 +68,7 @@ class LearnedStopping(TrialScheduler):
 
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
         self._curves[trial_id] = Curve()
+        self._set_due(self._curves[trial_id])
 
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
         curve = self._curves[trial_id]
@@ -83,23 +83,21 @@ class LearnedStopping(TrialScheduler):
             curve.stopped = True
             self._end(trial_id, curve)
             return Decision(Verdict.STOP, {"rule": "max_t", "max_t": self.max_t})
-        if score is None or not time < self._length:
+        if score is None or not curve.due <= time < self._length:
             return CONTINUE
-        rung = self._reached(trial_id, curve, time)
-        if rung is None or len(self._complete) < self.complete_trials:
-            return CONTINUE
-        return self._judge(trial_id, curve, rung)
-
-    def _reached(self, trial_id: str, curve: Curve, time: float) -> Rung | None:
-        """Return the rung that judges the trial now; None if the trial has reached no further rung."""
-        reached = bisect_right([rung.time for rung in self._rungs], time)
-        new = [rung for rung in self._rungs[:reached] if rung.time > curve.judged]
+        new = [rung for rung in self._rungs if curve.due <= rung.time <= time]
         for rung in new:
             rung.add(trial_id, curve)
-        if not new or curve.times[-1] != time:
-            return None
+        if curve.times[-1] != time:
+            return CONTINUE
         curve.judged = time
-        return new[-1]
+        self._set_due(curve)
+        if len(self._complete) < self.complete_trials:
+            return CONTINUE
+        return self._judge(trial_id, curve, new[-1])
+
+    def _set_due(self, curve: Curve) -> None:
+        curve.due = next((rung.time for rung in self._rungs if rung.time > curve.judged), math.inf)
 
     def _judge(self, trial_id: str, curve: Curve, rung: Rung) -> Decision:
         known = [each for each in self._complete if each in rung.places][-FITTED:]
@@ -142,6 +140,7 @@ class LearnedStopping(TrialScheduler):
         times = rung_times(length)
         self._rungs = [Rung(*each) for each in zip(times, [None, *times], strict=False)]
         for each, other in self._curves.items():
+            self._set_due(other)
             for rung in self._rungs:
                 rung.add(each, other)
 

@@ -6,6 +6,7 @@ import csv
 import functools
 import os
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -251,7 +252,7 @@ def _further_keys(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> 
 
 
 def _cells(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[list[Any]]:
-    return [[row.get(column, "") for column in columns] for row in rows]
+    return [list(map(row.get, columns, repeat(""))) for row in rows]
 
 
 def _whole_rows(data: bytes) -> int:

@@ -245,8 +245,8 @@ def flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in nested.items():
         name = key if type(key) is str else f"{key}"  # a str is used as it is, because it caches its hash
-        # Plain types are checked first, because isinstance with Mapping is the slowest step.
-        if type(value) not in PLAIN_TYPES and isinstance(value, Mapping) and value:
+        # Plain types and dict are checked first, because isinstance with Mapping is the slowest step.
+        if type(value) not in PLAIN_TYPES and isinstance(value, (dict, Mapping)) and value:
             for inner, child in flatten(value).items():
                 flat[f"{name}/{inner}"] = child
         else:

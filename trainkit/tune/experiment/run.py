@@ -93,10 +93,8 @@ class ExperimentRun:
         self._space = space
         # The settings are copied, because the user may change the originals later.
         self._tune = copy.copy(tune)
-        if tune.scheduler is None:
-            vars(self._tune)["scheduler"] = setup.default_scheduler(tune, space)
-        if tune.search_alg is None:
-            vars(self._tune)["search_alg"] = setup.default_searcher(tune)
+        searcher = vars(self._tune)["search_alg"] = tune.search_alg or setup.default_searcher(tune)
+        vars(self._tune)["scheduler"] = tune.scheduler or setup.default_scheduler(tune, searcher, space)
         self._run = copy.copy(run)  # copy.copy avoids the constructor, which a subclass may have changed
         for part in ("failure_config", "checkpoint_config", "sync_config"):
             vars(self._run)[part] = copy.copy(getattr(run, part))

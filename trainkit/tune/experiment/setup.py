@@ -21,6 +21,8 @@ from trainkit.tune.space.search_space import Space
 
 DEFAULT = "auto" if "auto" in SEARCHERS.own_names() else "random"
 """Name of the default searcher and the default scheduler, which plugins add."""
+FEWEST = 10
+"""The smallest number of samples at which the default scheduler stops trials."""
 
 Part = TypeVar("Part")
 
@@ -83,17 +85,17 @@ def default_searcher(tune: TuneConfig) -> Searcher:
     return create_searcher(name, num_samples=tune.num_samples)
 
 
-def default_scheduler(tune: TuneConfig, space: Space) -> TrialScheduler | None:
-    """Return a new scheduler for settings without one; None: no trial is stopped early.
+def default_scheduler(tune: TuneConfig, searcher: Searcher | str, space: Space) -> TrialScheduler:
+    """Return a new scheduler for settings without a scheduler.
 
-    The scheduler "auto" is the default where the searcher "auto" learns from the results. Other searchers
-    count the last report of a stopped trial as its result.
+    It is the scheduler "auto" where the searcher is "auto" and learns from the results of `FEWEST` or more
+    samples. Other searchers count the last report of a stopped trial as its result, and few samples gain
+    little.
     """
-    if DEFAULT not in SCHEDULERS.own_names() or not (tune.one_metric and tune.one_mode):
-        return None
-    searcher = tune.search_alg or default_searcher(tune)
-    learns = isinstance(searcher, SEARCHERS.get(DEFAULT)) and space.domains and not space.axes
-    return SCHEDULERS.get(DEFAULT)() if learns else None
+    is_known = DEFAULT in SCHEDULERS.own_names() and isinstance(searcher, SEARCHERS.get(DEFAULT))
+    is_long = is_known and not 0 <= tune.num_samples < FEWEST
+    learns = is_long and cast("Any", searcher).can_learn(space, tune.one_metric, tune.one_mode)
+    return cast("TrialScheduler", SCHEDULERS.get(DEFAULT if learns else "fifo")())
 
 
 def population_of(tune: TuneConfig) -> PopulationBasedTraining | None:
@@ -122,7 +124,7 @@ def _make_searcher(tune: TuneConfig, space: Space, seed: int, *, rehearsal: bool
 def _make_scheduler(
     tune: TuneConfig, space: Space, seed: int, searcher: Searcher, total_samples: int | None
 ) -> TrialScheduler:
-    given = cast("TrialScheduler | None", tune.scheduler) or default_scheduler(tune, space) or FIFOScheduler()
+    given = cast("TrialScheduler | None", tune.scheduler) or default_scheduler(tune, searcher, space)
     scheduler = _copied("scheduler", given, lambda: copy.deepcopy(given))
     # FIFOScheduler needs no random generator. If no generator is made, NumPy is not imported; its import
     # would take almost as long as the import of the tuner.

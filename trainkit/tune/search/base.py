@@ -476,10 +476,10 @@ class _Called:
             self._searcher.on_trial_complete(trial_id, result, error)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # `copy` looks up special methods before attributes exist
-            raise AttributeError(name)
         if name in _MEANT:
             return getattr(self._searcher, name)
+        if name.startswith("__"):  # `copy` looks up special methods before attributes exist
+            raise AttributeError(name)
         own = meant(type(self._searcher), Searcher, name)
         if isinstance(own, bool):
             return own

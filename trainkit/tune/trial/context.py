@@ -242,7 +242,7 @@ def report(metrics: Any = None, *, checkpoint: Checkpoint | None = None, **more:
         TuneError: called outside a trial, or from a thread other than the trainable's thread.
     """
     session = current_session("report")
-    if metrics is not None and not isinstance(metrics, Mapping) and is_scalar(metrics):
+    if metrics is not None and not isinstance(metrics, (dict, Mapping)) and is_scalar(metrics):
         metrics = {"_metric": metrics}
     session.report({**({} if metrics is None else plain_metrics(metrics)), **more}, checkpoint)
 
