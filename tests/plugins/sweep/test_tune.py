@@ -10,11 +10,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 import trainkit
 from tests.conftest import eventually
 from trainkit import tune
 from trainkit.cli.main import main
+from trainkit.errors import ConfigError
+from trainkit.plugins.sweep.file import sweep_of
 
 Capture = pytest.CaptureFixture[str]
 Write = Callable[..., Path]
@@ -92,6 +96,56 @@ def _finished(command: list[str], path: Path, name: str) -> tune.ResultGrid:
     return grid(path, name)
 
 
+@pytest.mark.parametrize(
+    ("command", "shell"),
+    [
+        ("printf '%s|' {x} --x={x} {{x}}", False),
+        ("exec printf '%s|' {x} --x={x} '{{x}}'", True),
+        ("""exec printf '%s|' "{x}" '--x={x}' "{{x}}" # don't""", True),
+        (
+            """# "it's" (a
+            echo "it's \\" (" >&2; (exec printf '%s|' "$(printf '%s' "{x}")" --x="{x}" {{x}})""",
+            True,
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a b",
+        "$(exit 3)",
+        "`exit 3`",
+        "; exit 3",
+        "it's",
+        'say "hi"',
+        "é漢",
+        "",
+        "{n}",
+        "a\\b\nc",
+        "#",
+        1e-05,
+        None,
+    ],
+)
+def test_each_value_reaches_the_program_unchanged(
+    tmp_path: Path, command: str, shell: bool, value: object
+) -> None:
+    content = {"command": command, "shell": shell, "parameters": {"x": [value]}}
+    sweep = sweep_of(content | {"metric": {"name": "loss"}, "num_samples": 1}, tmp_path / "sweep.yaml")
+    words = sweep.program.command({"x": value}, {})
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    text = "null" if value is None else str(value)
+    assert done.stdout == f"{text}|--x={text}|{{x}}|"
+
+
+def test_a_command_in_which_a_value_cannot_be_quoted_is_refused(tmp_path: Path) -> None:
+    content = {"command": "cat <<END\n{x}\nEND", "shell": True, "parameters": {"x": [1]}}
+    sweep = sweep_of(content | {"metric": {"name": "loss"}, "num_samples": 1}, tmp_path / "sweep.yaml")
+    assert sweep.program.command({"x": 0.5}, {})[-1] == "cat <<END\n0.5\nEND"
+    with pytest.raises(ConfigError, match="can't be quoted in a command with <<"):
+        sweep.program.command({"x": "$(exit 3)"}, {})
+
+
 def test_a_scheduler_stops_a_program_and_its_children(write: Write) -> None:
     path = write(
         """
@@ -118,9 +172,21 @@ def test_a_scheduler_stops_a_program_and_its_children(write: Write) -> None:
     [
         ("output", """print("noise"); print("epoch 1: val/loss: 0.5, acc=0.25"); print("lr=1e-3")"""),
         ("output", """print('{"val/loss": 0.5, "acc": 0.25}')"""),
+        ("output", """print("acc=1"); print("done: val/loss=0.5 acc=0.25.", end="")"""),
         ("{pattern: 'is (?P<val_loss>.+) acc (?P<acc>.+)'}", """print("loss is 0.5 acc 0.25")"""),
         ("{file: m.json}", """json.dump({"val/loss": 0.5, "acc": 0.25}, open(folder + "/m.json", "w"))"""),
-        ("{file: m.jsonl}", """open(folder + "/m.jsonl", "w").write('{"val/loss": 0.5, "acc": 0.25}\\n')"""),
+        (
+            "{file: m.jsonl}",
+            """open(folder + "/m.jsonl", "w").write('{"acc": 1}\\n{"val/loss": 0.5, "acc": 0.25}')""",
+        ),
+        (
+            "{tensorboard: tb}",  # as TensorFlow 2 writes it
+            "import struct; from tensorboardX import FileWriter; import tensorboardX.proto.summary_pb2 as s;"
+            "from tensorboardX.proto.tensor_pb2 import TensorProto as T; w = FileWriter(folder + '/tb');"
+            "t = lambda x: T(dtype=1, tensor_content=struct.pack('<f', x));"
+            "f = lambda tag, x: s.Summary.Value(tag=tag, tensor=t(x));"
+            "w.add_summary(s.Summary(value=[f('acc', 0.25), f('val/loss', 0.5)]), 1); w.close()",
+        ),
         (
             "{tensorboard: tb}",
             "from tensorboardX import SummaryWriter; w = SummaryWriter(folder + '/tb');"
@@ -148,6 +214,78 @@ def test_each_source_of_metrics(write: Write, source: str, lines: str) -> None:
     assert found == [(0.5, 0.25)] * 2
 
 
+@pytest.mark.parametrize("name", ["m.json", "m.jsonl"])
+def test_a_program_that_runs_again_may_write_the_same_file(write: Write, name: str) -> None:
+    path = write(
+        f"""
+        command: |
+          echo '{{"loss": 1}}' > {{trial_dir}}/{name}
+          mkdir {{trial_dir}}/first && exit 1
+          [ {{x}} = 1 ]
+        shell: true
+        parameters: {{x: [1, 1]}}
+        metric: {{name: loss}}
+        metrics_from: {{file: {name}}}
+        num_samples: 1
+        max_failures: 1
+        """
+    )
+    assert main(["tune", str(path), "--verbose", "0"]) == 0
+    assert [result.metrics["loss"] for result in grid(path)] == [1]
+
+
+def test_failed_trials_run_again_on_request(write: Write, capsys: Capture) -> None:
+    path = write("command: sh missing.sh {x}\nparameters: {x: [1]}\nmetric: {name: loss}\nmethod: grid")
+    assert main(["tune", str(path), "--verbose", "0"]) == 1
+    (path.parent / "missing.sh").write_text("echo loss=$1")
+    assert main(["tune", str(path), "--verbose", "0"]) == 1
+    assert main(["tune", str(path), "--verbose", "0", "--rerun-failed"]) == 0
+    assert "best loss: 1" in capsys.readouterr().out
+
+
+def test_ctrl_c_says_how_to_resume_and_a_second_program_is_refused(write: Write, capsys: Capture) -> None:
+    text = SWEEP.replace("sh program.sh {x}", "sh -c 'echo loss={x}; exec sleep 600'")
+    path = write(text)
+    command = [sys.executable, "-m", "trainkit", "tune", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as driver:
+        experiment = path.parent / "results" / "sweep"
+        eventually(lambda: tune.Tuner.can_restore(experiment) and any(r.metrics for r in grid(path)))
+        programs = [
+            each
+            for each in psutil.Process(driver.pid).children(recursive=True)
+            if "600" in each.cmdline() and each.is_running()
+        ]
+        assert programs
+        assert main(["tune", str(path)]) == 1
+        assert f"in use by the process with pid {driver.pid}" in capsys.readouterr().err
+        write(text.replace("max: 10.0", "max: 20.0"))
+        assert main(["tune", str(path)]) == 1
+        assert "give another --name, and a `storage`" in capsys.readouterr().err
+        driver.send_signal(signal.SIGINT)
+        output = driver.communicate()[0]
+    assert driver.returncode == 130
+    assert "give the same command again to resume" in output
+    assert " unfinished: " in output
+    assert not any(each.is_running() for each in programs)
+
+
+def test_two_programs_share_a_study(write: Write) -> None:
+    search = "search_alg: {name: optuna, study_name: joint, storage: study.log}\nmax_concurrent_trials: 1"
+    path = write(SWEEP.replace("search_alg: random", search))
+    command = [sys.executable, "-m", "trainkit", "tune", str(path), "--verbose", "0"]
+    programs = [subprocess.Popen([*command, "--name", name]) for name in ("first", "second")]
+    assert [program.wait(120) for program in programs] == [0, 0]
+    # A resumed experiment uses the study again.
+    path.write_text(path.read_text().replace("num_samples: 4", "num_samples: 5"))
+    subprocess.run([*command, "--name", "first"], check=True, timeout=120)
+    storage = JournalStorage(JournalFileBackend(str(path.parent / "study.log")))
+    (study,) = storage.get_all_studies()
+    values = [trial.value for trial in storage.get_all_trials(study._study_id)]
+    results = [*grid(path, "first"), *grid(path, "second")]
+    assert len(results) == 9
+    assert sorted(values) == sorted(result.metrics["loss"] for result in results)
+
+
 def test_a_failure_shows_the_command_and_the_last_lines(write: Write, capsys: Capture) -> None:
     path = write(
         SWEEP.replace("sh program.sh {x}", "sh -c 'echo no such data >&2; exit {x}'").replace(
@@ -158,7 +296,7 @@ def test_a_failure_shows_the_command_and_the_last_lines(write: Write, capsys: Ca
     error = str(grid(path).errors[0])
     assert "exit code 3" in error
     assert "no such data" in error
-    assert "no trial has reported loss" in capsys.readouterr().out
+    assert "no trial has reported a finite number as loss" in capsys.readouterr().out
 
 
 def test_a_program_without_the_metric_fails(write: Write) -> None:
@@ -226,6 +364,24 @@ def test_a_file_for_wandb(write: Write) -> None:
     assert all(result.config["layers"] in (1, 2, 3) for result in results)
 
 
+def test_a_shell_command_leaves_out_parameters_without_a_value(write: Write, capsys: Capture) -> None:
+    path = write(
+        """
+        command: (echo --a {a} {b}; echo --b={b} --b "{b}";echo "a --b {b}") --b {b}|cat --c {c} && ${args}
+        shell: true
+        parameters:
+          a: {value: x}
+          b: {value: y, when: {a: z}}
+          c: {value: 1}
+        metric: {name: loss}
+        num_samples: 1
+        """
+    )
+    assert main(["tune", str(path), "--dry-run"]) == 0
+    line = capsys.readouterr().out.splitlines()[0]
+    assert line == """bash -c '(echo --a x ; echo  ;echo "a ") |cat --c 1 && --a=x --c=1'"""
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -242,6 +398,12 @@ def test_a_file_for_wandb(write: Write) -> None:
         (SWEEP.replace(" {x}\n", "\n", 1), "the parameter 'x' has no effect"),
         (SWEEP.replace("goal: minimize", "goal: least"), "the goal 'least'"),
         (SWEEP + "scheduler: {name: asha, max_time: 3}", "scheduler: "),
+        (SWEEP + "scheduler: hyperband", "because it pauses trials"),
+        (SWEEP.replace("goal:", "gaol:"), "metric: the key 'gaol' is unknown. Did you mean 'goal'?"),
+        (SWEEP + "early_terminate: {type: hyperband, min_itr: 3}", "early_terminate: the key 'min_itr'"),
+        (SWEEP + "shell: 'no'", "shell: 'no' is not supported"),
+        (SWEEP + "memory: 4GB", "memory: '4GB' is not a number"),
+        (SWEEP.replace("sh program.sh {x}", "sh -c 'program ${args}'"), "${args} is not a word of its own"),
         (SWEEP + "metrics_from: {pattern: 'loss (.*)'}", "no named group"),
         (SWEEP.replace("search_alg: random", "search_alg: randm"), "randm"),
     ],

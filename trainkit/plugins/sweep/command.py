@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
 import os
 import shlex
 import sys
@@ -14,13 +16,19 @@ from typing import Any
 
 from trainkit import settings, tune
 from trainkit.cli import HELP, Command
-from trainkit.errors import ConfigError
-from trainkit.plugins.sweep.file import Sweep, read_sweep
+from trainkit.errors import ConfigError, StoreError
+from trainkit.plugins.sweep.file import LIMITS, Sweep, read_sweep
 from trainkit.plugins.sweep.program import run_program
+from trainkit.tune.core.setting_names import SettingNames, named_as
 from trainkit.tune.space.search_space import Space
+from trainkit.tune.store.ownership import Ownership, make_private
 
 _RECORD = "sweep.json"
 """File in the experiment's folder with the content of the sweep file."""
+
+_LOCK = "sweep.lock"
+
+_NAMES = SettingNames(other="{}", resume="give the same command again to resume")
 
 
 class Tune(Command):
@@ -40,6 +48,7 @@ class Tune(Command):
             "--resume", choices=("auto", "never", "must"), default="auto",
             help="whether to resume an experiment of this name (default: auto, if there is an experiment)",
         )  # fmt: skip
+        parser.add_argument("--rerun-failed", action="store_true", help="run the failed trials again")
         parser.add_argument(
             "--dry-run", action="store_true", help="print three commands from the space, and run nothing"
         )
@@ -53,8 +62,11 @@ class Tune(Command):
             sys.stdout.writelines(f"{line}\n" for line in first_commands(sweep))
             return 0
         storage = (arguments.storage_path or settings.results_dir()).expanduser().absolute()
-        tuner = tuner_of(sweep, storage, arguments.resume, arguments.verbose)
-        return _report(sweep, tuner.fit(), storage / sweep.name)
+        with named_as(_NAMES), contextlib.closing(_ownership(storage / sweep.name)):
+            tuner = tuner_of(
+                sweep, storage, arguments.resume, arguments.verbose, restart_errored=arguments.rerun_failed
+            )
+            return _report(sweep, tuner.fit(), storage / sweep.name)
 
 
 def first_commands(sweep: Sweep, number: int = 3) -> list[str]:
@@ -67,7 +79,24 @@ def first_commands(sweep: Sweep, number: int = 3) -> list[str]:
     return [shlex.join(sweep.program.command(config, own)) for config in configs]
 
 
-def tuner_of(sweep: Sweep, storage: Path, resume: str, verbose: int) -> tune.Tuner:
+def _ownership(folder: Path) -> Ownership:
+    """Return a lock on the folder, so that no second program begins or resumes the experiment.
+
+    Raises:
+        ConfigError: another program has the lock.
+    """
+    make_private(folder)
+    try:
+        return Ownership(folder, _LOCK)
+    except StoreError as error:
+        raise ConfigError(
+            f"{error}. To search together with it, give another --name, and a `storage` to search_alg"
+        ) from None
+
+
+def tuner_of(
+    sweep: Sweep, storage: Path, resume: str, verbose: int, *, restart_errored: bool = False
+) -> tune.Tuner:
     """Return a new Tuner, or a restored Tuner if the folder contains the sweep's experiment.
 
     Args:
@@ -75,6 +104,7 @@ def tuner_of(sweep: Sweep, storage: Path, resume: str, verbose: int) -> tune.Tun
         storage: folder for experiments.
         resume: "auto", "never" or "must".
         verbose: amount of output, as for RunConfig.
+        restart_errored: True: failed trials run again.
 
     Raises:
         ConfigError: the experiment is missing or exists, against `resume`; or it has other settings.
@@ -102,17 +132,17 @@ def tuner_of(sweep: Sweep, storage: Path, resume: str, verbose: int) -> tune.Tun
             trainable, param_space=sweep.space, tune_config=sweep.tune_config, run_config=run_config
         )
     _check_record(folder, sweep.content)
-    changeable = ("num_samples", "max_concurrent_trials", "time_budget_s", "trial_timeout_s")
+    given = (*LIMITS, "search_alg")  # a searcher with a storage isn't in the experiment's file
     return tune.Tuner.restore(
         folder,
         trainable,
-        tune_config=tune.TuneConfig(**{name: getattr(sweep.tune_config, name) for name in changeable}),
+        restart_errored=restart_errored,
+        tune_config=tune.TuneConfig(**{name: getattr(sweep.tune_config, name) for name in given}),
         run_config=tune.RunConfig(verbose=verbose),
     )
 
 
 def _write_record(folder: Path, content: Mapping[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{_RECORD}.{os.getpid()}"
     part.write_text(json.dumps(content, indent=1, default=str))
     part.replace(folder / _RECORD)
@@ -137,14 +167,23 @@ def _check_record(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def _report(sweep: Sweep, results: tune.ResultGrid, folder: Path) -> int:
-    """Print the best trial; return 0, or 1 if no trial has a result."""
-    sys.stdout.write(f"{len(results)} trials, {results.num_errors} failed: {folder}\n")
-    metric = sweep.program.metric
-    if all(metric not in (result.metrics or {}) for result in results):
-        sys.stdout.write(f"no trial has reported {metric}: see `trainkit show {folder}`\n")
-        return 1
+    """Print the best trial.
+
+    Returns:
+        0; or 1 if no trial has a result; or 130 if the search was interrupted.
+    """
+    unfinished = f", {results.num_unfinished} unfinished" if results.num_unfinished else ""
+    sys.stdout.write(f"{len(results)} trials, {results.num_errors} failed{unfinished}: {folder}\n")
+    metric, code = sweep.program.metric, 130 if results.num_unfinished else 0
+    if not any(_is_number((result.metrics or {}).get(metric)) for result in results):
+        sys.stdout.write(f"no trial has reported a finite number as {metric}: see `trainkit show {folder}`\n")
+        return code or 1
     best = results.get_best_result()
     own = {"trial_dir": str(best.path), "trial_id": Path(best.path).name}
     words = shlex.join(sweep.program.command(best.config, own))
     sys.stdout.write(f"best {metric}: {best.metrics[metric]}\n{words}\n")
-    return 0
+    return code
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from trainkit import tune
-from trainkit.errors import ConfigError, TrainkitError, did_you_mean
+from trainkit.errors import ConfigError, MissingDependencyError, TrainkitError
 from trainkit.plugins.sweep import words
-from trainkit.plugins.sweep.parameters import space_of
+from trainkit.plugins.sweep.parameters import check_keys, number_of, space_of
 from trainkit.plugins.sweep.program import Program
 from trainkit.registry import Registry
 from trainkit.tune.schedulers import SCHEDULERS
@@ -23,31 +23,19 @@ _OLD_WORDS = {"run_cap": "num_samples"}
 _METHODS = {"grid": "random", "random": "random", "bayes": "auto"}
 """Maps the methods of W&B's sweep files to searchers."""
 
-_SEARCH = (
-    "max_concurrent_trials",
-    "time_budget_s",
-    "trial_timeout_s",
-    "seed",
-    "constraints",
-    "learn_from",
-    "priors",
-)
 _RESOURCES = {"cpus": "cpu", "gpus": "gpu", "memory": "memory"}
 
-CHANGEABLE = (
-    "description",
-    "num_samples",
-    "run_cap",
-    "max_concurrent_trials",
-    "time_budget_s",
-    "trial_timeout_s",
-)
-"""Keys whose values may change between two runs of an experiment."""
+LIMITS = ("num_samples", "max_concurrent_trials", "time_budget_s", "trial_timeout_s")
+"""Settings of TuneConfig whose values may change between two runs of an experiment."""
+
+_SEARCH = (*LIMITS[1:], "seed", "constraints", "learn_from", "priors")
+"""Settings of TuneConfig that are passed on unchanged."""
+
+_CHANGEABLE = ("description", "run_cap", *LIMITS)
 
 _KEYS = (
-    "name", "description", "command", "program", "shell", "env", "parameters", "metric", "metrics_from",
-    "method", "search_alg", "scheduler", "early_terminate", "num_samples", "run_cap", "stop",
-    "max_failures", *_SEARCH, *_RESOURCES,
+    "name", "command", "program", "shell", "env", "parameters", "metric", "metrics_from", "method",
+    "search_alg", "scheduler", "early_terminate", "stop", "max_failures", *_CHANGEABLE, *_SEARCH, *_RESOURCES,
 )  # fmt: skip
 
 _WITHOUT_EFFECT = ("project", "entity")
@@ -102,18 +90,18 @@ def sweep_of(content: Mapping[str, Any], path: Path) -> Sweep:
     Raises:
         TrainkitError: a value is wrong; the message names its key.
     """
-    for key in content:
-        if key not in _KEYS and key not in _WITHOUT_EFFECT:
-            raise ConfigError(f"the key {key!r} is unknown.{did_you_mean(str(key), _KEYS)}")
+    check_keys({key: None for key in content if key not in _WITHOUT_EFFECT}, _KEYS)
     settings = {_OLD_WORDS.get(key, key): value for key, value in content.items()}
     method = settings.get("method", "bayes")
     if method not in _METHODS:
         raise ConfigError(f"method: {method!r} is not supported: use {', '.join(_METHODS)}, or search_alg")
     space = space_of(settings.get("parameters"), grid=method == "grid")
-    shell = bool(settings.get("shell", False))
+    shell = settings.get("shell", False)
+    if not isinstance(shell, bool):
+        raise ConfigError(f"shell: {shell!r} is not supported: use true or false")
     metric, mode = _metric(settings.get("metric"))
     command = words.words_of(settings.get("command"), settings.get("program"), shell=shell)
-    words.check_words(command, list(space))
+    words.check_words(command, list(space), shell=shell)
     name = str(settings.get("name", path.stem))
     return Sweep(
         name=name,
@@ -126,11 +114,11 @@ def sweep_of(content: Mapping[str, Any], path: Path) -> Sweep:
             source=_source(settings.get("metrics_from", "output")),
         ),
         space=space,
-        tune_config=_tune_config(settings, method, metric, mode),
+        tune_config=_tune_config(settings, method, metric, mode, path.parent),
         stop=settings.get("stop"),
         max_failures=settings.get("max_failures", 0),
-        resources={_RESOURCES[key]: settings[key] for key in _RESOURCES if key in settings},
-        content={key: value for key, value in content.items() if key not in CHANGEABLE},
+        resources={to: number_of(settings, key) for key, to in _RESOURCES.items() if key in settings},
+        content={key: value for key, value in content.items() if key not in _CHANGEABLE},
     )
 
 
@@ -160,6 +148,7 @@ def _mapping(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 def _metric(entry: object) -> tuple[str, Any]:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
         raise ConfigError("`metric` is missing: write it as metric: {name: loss, goal: minimize}")
+    check_keys(entry, ("name", "goal"), "metric: ")
     modes = {"minimize": "min", "min": "min", "maximize": "max", "max": "max"}
     goal = entry.get("goal", "minimize")
     if goal not in modes:
@@ -190,8 +179,12 @@ def _source(entry: object) -> tuple[str, str]:
     return str(kind), str(argument)
 
 
-def _tune_config(settings: Mapping[str, Any], method: str, metric: str, mode: Any) -> tune.TuneConfig:
+def _tune_config(
+    settings: Mapping[str, Any], method: str, metric: str, mode: Any, folder: Path
+) -> tune.TuneConfig:
     searcher = settings.get("search_alg", _METHODS[method] if "method" in settings else None)
+    if isinstance(searcher, Mapping) and "storage" in searcher:
+        searcher = {**searcher, "storage": _storage(searcher["storage"], folder)}
     scheduler = settings.get("scheduler", "fifo")
     if "early_terminate" in settings:
         scheduler = _asha(settings["early_terminate"])
@@ -205,7 +198,7 @@ def _tune_config(settings: Mapping[str, Any], method: str, metric: str, mode: An
         mode=mode,
         num_samples=number,
         search_alg=None if searcher == "auto" else _made("search_alg", searcher, SEARCHERS),
-        scheduler=_made("scheduler", scheduler, SCHEDULERS),
+        scheduler=_scheduler(scheduler),
         **{key: settings[key] for key in _SEARCH if key in settings},
     )
 
@@ -225,10 +218,35 @@ def _made(key: str, entry: object, registry: Registry) -> Any:
         raise ConfigError(f"{key}: {error}") from None
 
 
+def _storage(entry: object, folder: Path) -> Any:
+    """Return an address of a database unchanged; return a storage of Optuna for the name of a file."""
+    if not isinstance(entry, str) or "://" in entry:
+        return entry
+    try:
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+    except ImportError:
+        raise MissingDependencyError.of("search_alg with a storage needs Optuna", "tune") from None
+    return JournalStorage(JournalFileBackend(str(folder / entry)))
+
+
+def _scheduler(entry: object) -> Any:
+    made = _made("scheduler", entry, SCHEDULERS)
+    if isinstance(made, str):
+        made = tune.create_scheduler(made)
+    if getattr(made, "pauses", False):
+        raise ConfigError(
+            f"scheduler: {entry!r} is not supported, because it pauses trials: use asha or median"
+        )
+    return made
+
+
 def _asha(entry: object) -> Mapping[str, Any]:
     """Return the scheduler for W&B's `early_terminate`, which stops trials as asynchronous HyperBand."""
     if not isinstance(entry, Mapping) or entry.get("type") != "hyperband":
         raise ConfigError(f"early_terminate: {entry!r} is not supported: use type: hyperband, or scheduler")
     names = {"min_iter": "grace_period", "max_iter": "max_t", "eta": "reduction_factor"}
+    # W&B's `s` and `strict` concern brackets, which ASHA lacks.
+    check_keys(entry, ("type", "s", "strict", *names), "early_terminate: ")
     given = {names[key]: value for key, value in entry.items() if key in names}
     return {"name": "asha", "reduction_factor": 3, **given}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainkit import tune
@@ -59,9 +59,7 @@ def domain_of(entry: object, *, grid: bool = False) -> Any:
         entry = {"values": entry}
     if not isinstance(entry, Mapping):
         return entry
-    for key in entry:
-        if key not in _KEYS:
-            raise ConfigError(f"the key {key!r} is unknown.{did_you_mean(str(key), _KEYS)}")
+    check_keys(entry, _KEYS)
     domain = _plain_domain(entry, grid)
     conditions = entry.get("when")
     if conditions is None:
@@ -85,14 +83,14 @@ def _plain_domain(entry: Mapping[str, Any], grid: bool) -> Any:
         raise ConfigError(f"distribution: {named} is not supported: use one of {known}")
     kind = _DISTRIBUTIONS.get(named or "", "")
     if kind == "normal" or "mu" in entry:
-        mean, deviation = _number(entry, "mu", 0.0), _number(entry, "sigma", 1.0)
+        mean, deviation = number_of(entry, "mu", 0.0), number_of(entry, "sigma", 1.0)
         return tune.qrandn(mean, deviation, entry["q"]) if "q" in entry else tune.randn(mean, deviation)
     return _between(entry, kind)
 
 
 def _between(entry: Mapping[str, Any], kind: str) -> Any:
     """Return the domain of all numbers between two bounds, which both belong to it."""
-    lower, upper = _number(entry, "min"), _number(entry, "max")
+    lower, upper = number_of(entry, "min"), number_of(entry, "max")
     scale = entry.get("scale", "log" if kind == "log" else "linear")
     if scale not in ("linear", "log"):
         raise ConfigError(f"scale: {scale!r} is not supported: use linear or log")
@@ -109,12 +107,28 @@ def _between(entry: Mapping[str, Any], kind: str) -> Any:
         return make(lower, upper, step)
     if "q" in entry:
         make = tune.qloguniform if scale == "log" else tune.quniform
-        return make(lower, upper, _number(entry, "q"))
+        return make(lower, upper, number_of(entry, "q"))
     make = tune.loguniform if scale == "log" else tune.uniform
     return make(lower, upper)
 
 
-def _number(entry: Mapping[str, Any], key: str, default: float | None = None) -> Any:
+def check_keys(entry: Mapping[str, Any], known: Sequence[str], place: str = "") -> None:
+    """Raise an error if a dictionary has an unknown key.
+
+    Raises:
+        ConfigError: as described; the message begins with `place`.
+    """
+    for key in entry:
+        if key not in known:
+            raise ConfigError(f"{place}the key {key!r} is unknown.{did_you_mean(str(key), known)}")
+
+
+def number_of(entry: Mapping[str, Any], key: str, default: float | None = None) -> Any:
+    """Return the number of a key.
+
+    Raises:
+        ConfigError: the number is missing, or the value is no number.
+    """
     value = entry.get(key, default)
     if isinstance(value, str):
         # YAML 1.1 reads 1e-4, which has no point, as text.

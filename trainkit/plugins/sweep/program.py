@@ -71,14 +71,12 @@ def run_program(config: dict[str, Any], program: Program) -> None:
     with _running(program, command, folder, output, errors) as process:
         while True:
             ended = process.poll() is not None  # before the last look, so that no metric is missed
-            for report in source.new():
+            for report in source.new(ended=ended and process.returncode == 0):
                 tune.report(report)
                 reported = True
             if ended:
                 break
             time.sleep(_POLL_S)
-    if isinstance(source, JsonFile):
-        source.check_end()
     if process.returncode != 0:
         raise TuneError(_failure(command, process.returncode, errors, output))
     if not reported:
@@ -136,7 +134,7 @@ def _signal(group: int, number: int) -> None:
 def _source(program: Program, folder: Path, output: Path) -> Source:
     kind, argument = program.source
     if kind == "file":
-        return JsonFile(folder / argument)
+        return JsonFile(folder / argument, program.metric)
     if kind == "tensorboard":
         return TensorBoardFiles(folder / argument, program.metric)
     pattern = re.compile(argument) if kind == "pattern" else None
@@ -145,10 +143,10 @@ def _source(program: Program, folder: Path, output: Path) -> Source:
 
 def _place(program: Program, output: Path) -> str:
     kind, argument = program.source
+    if kind == "output":
+        return f"lines of its output such as {program.metric}=0.1 (not of its errors)"
     return (
-        f"{output.parent / argument}"
-        if kind in ("file", "tensorboard")
-        else f"lines such as {program.metric}=0.1"
+        f"{output.parent / argument}" if kind != "pattern" else f"lines of its output that match {argument}"
     )
 
 

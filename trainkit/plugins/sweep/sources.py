@@ -1,6 +1,7 @@
 """Sources of a program's metrics: lines of its output, a JSON file, or TensorBoard's files.
 
-A source reads files that the program writes. `new` returns the reports since the last call.
+A source reads files that the program writes. `new` returns the reports since the last call. A line or an
+object without the metric is no report.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from trainkit.errors import ConfigError
 Report = dict[str, Any]
 
 _PAIR = re.compile(
-    r"([A-Za-z_][\w./-]*)\s*[=:]\s*([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?))(?![\w.])",
+    r"([A-Za-z_][\w./-]*)\s*[=:]\s*([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?))(?!\w|\.\d)",
     re.IGNORECASE,
 )
 """A name, "=" or ":", and a number, such as `loss=0.12` and `val/acc: 1e-3`."""
@@ -26,8 +27,12 @@ _PAIR = re.compile(
 class Source(Protocol):
     """Source of reports."""
 
-    def new(self) -> Iterator[Report]:
-        """Yield the reports since the last call."""
+    def new(self, *, ended: bool = False) -> Iterator[Report]:
+        """Yield the reports since the last call.
+
+        Args:
+            ended: True: the program has ended well, so that its last line is complete even without a newline.
+        """
 
 
 class GrowingFile:
@@ -40,20 +45,24 @@ class GrowingFile:
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self._path = path
-        self._offset = path.stat().st_size if from_end and path.exists() else 0
+        self._offset, self._earlier = 0, None
+        if from_end and path.exists():
+            self._offset, self._earlier = path.stat().st_size, path.stat().st_mtime_ns
 
-    def lines(self) -> Iterator[str]:
-        """Yield the complete lines since the last call; a line without its end is read later."""
+    def lines(self, *, ended: bool = False) -> Iterator[str]:
+        """Yield the lines since the last call; a line without its end is read later, unless `ended`."""
         if not self._path.exists():
             return
-        if self._path.stat().st_size < self._offset:  # the program has begun the file again
+        now = self._path.stat()
+        rewritten = now.st_size == self._offset and self._earlier not in (None, now.st_mtime_ns)
+        if now.st_size < self._offset or rewritten:  # the program has begun the file again
             self._offset = 0
         with self._path.open("rb") as file:
             file.seek(self._offset)
             for line in file:
-                if not line.endswith(b"\n"):
+                if not line.endswith(b"\n") and not ended:
                     return
-                self._offset += len(line)
+                self._offset, self._earlier = self._offset + len(line), None
                 yield line.decode(errors="replace").rstrip("\r\n")
 
 
@@ -72,8 +81,8 @@ class OutputLines:
     def __init__(self, file: GrowingFile, metric: str, pattern: re.Pattern[str] | None = None) -> None:
         self._file, self._metric, self._pattern = file, metric, pattern
 
-    def new(self) -> Iterator[Report]:
-        for line in self._file.lines():
+    def new(self, *, ended: bool = False) -> Iterator[Report]:
+        for line in self._file.lines(ended=ended):
             found = matched(line, self._pattern) if self._pattern else metrics_in(line)
             if self._metric in found:
                 yield found
@@ -110,51 +119,62 @@ class JsonFile:
 
     Args:
         path: path of the file; a name that ends in `.jsonl` has one object per line.
+        metric: name of the metric.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, metric: str) -> None:
+        self._path, self._metric = path, metric
         self._file = GrowingFile(path, from_end=True) if path.suffix == ".jsonl" else None
-        self._last = self._text()
+        # A new attempt may write the same text as an earlier attempt.
+        self._earlier, self._last = self._state(), ""
 
-    def new(self) -> Iterator[Report]:
+    def new(self, *, ended: bool = False) -> Iterator[Report]:
         if self._file is not None:
-            yield from (_object(self._path, line) for line in self._file.lines() if line.strip())
-            return
-        text = self._text()
-        if text == self._last:
-            return
-        try:
-            found = json.loads(text)
-        except ValueError:
-            return  # the program is writing the file: it is whole at a later call
+            texts = [line for line in self._file.lines(ended=ended) if line.strip()]
+        else:
+            texts = self._changed(ended)
+        for text in texts:
+            found = _object(self._path, text)
+            if self._metric in found:
+                yield found
+
+    def _changed(self, ended: bool) -> list[str]:
+        """Return the text of the file if it has changed and is complete."""
+        if self._state() in (None, self._earlier):
+            return []
+        text = self._path.read_text("utf-8", errors="replace").strip()
+        if text == self._last or not (ended or _is_json(text)):
+            return []
         self._last = text
-        yield _checked(self._path, found)
+        return [text]
 
-    def check_end(self) -> None:
-        """Raise an error if the program has ended and has left a file that is no JSON.
+    def _state(self) -> tuple[int, ...] | None:
+        if not self._path.exists():
+            return None
+        stat = self._path.stat()
+        return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
-        Raises:
-            ConfigError: as described.
-        """
-        if self._file is None and (text := self._text()) and text != self._last:
-            _object(self._path, text)
 
-    def _text(self) -> str:
-        return self._path.read_text() if self._path.exists() else ""
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False  # the program is writing the file
+    return True
 
 
 def _object(path: Path, text: str) -> Report:
     try:
-        return _checked(path, json.loads(text))
+        found = json.loads(text)
     except ValueError as error:
         raise ConfigError(f"{path} contains text that is not JSON: {text[:80]!r} ({error})") from None
-
-
-def _checked(path: Path, found: object) -> Report:
     if not isinstance(found, Mapping):
         raise ConfigError(f'{path} contains {found!r}: write an object, such as {{"loss": 0.1}}')
     return dict(found)
+
+
+_TENSOR_FORMS = {1: "<f", 2: "<d", 3: "<i", 9: "<q"}
+"""Formats of `struct` for the content of a tensor, by TensorFlow's numbers of types."""
 
 
 class TensorBoardFiles:
@@ -170,16 +190,16 @@ class TensorBoardFiles:
         self._offsets = {path: path.stat().st_size for path in self._files()}
         self._values: Report = {}
 
-    def new(self) -> Iterator[Report]:
+    def new(self, *, ended: bool = False) -> Iterator[Report]:
+        del ended
         for path in self._files():
             for event in self._events(path):
                 for value in event.summary.value:
-                    if value.WhichOneof("value") == "simple_value":
-                        self._values[value.tag] = value.simple_value
-                    elif value.tensor.float_val:
-                        self._values[value.tag] = value.tensor.float_val[0]
-                    if value.tag == self._metric and value.tag in self._values:
-                        yield {**self._values, "step": event.step}
+                    number = _scalar(value)
+                    if number is not None:
+                        self._values[value.tag] = number
+                        if value.tag == self._metric:
+                            yield {**self._values, "step": event.step}
 
     def _files(self) -> list[Path]:
         return sorted(self._folder.rglob("events.out.tfevents.*"))
@@ -201,3 +221,16 @@ class TensorBoardFiles:
                     return
                 self._offsets[path] = file.tell()
                 yield event_pb2.Event.FromString(body[:length])
+
+
+def _scalar(value: Any) -> float | None:
+    """Return the number in a value of an event: a simple value, or a tensor as TensorFlow 2 writes it."""
+    if value.WhichOneof("value") == "simple_value":
+        return float(value.simple_value)
+    tensor = value.tensor
+    for number in (*tensor.float_val, *tensor.double_val):
+        return float(number)
+    form = _TENSOR_FORMS.get(tensor.dtype, "")
+    if not form or len(tensor.tensor_content) != struct.calcsize(form):
+        return None
+    return float(struct.unpack(form, tensor.tensor_content)[0])

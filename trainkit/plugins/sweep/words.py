@@ -7,13 +7,24 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import date
 from typing import Any
 
 from trainkit.errors import ConfigError
 
-_PLACE = re.compile(r"(?<!\$)\{([\w./-]+)\}")
+_PLACE = re.compile(r"\{(\{[\w./-]+\})\}|(?<!\$)\{([\w./-]+)\}")
+"""Matches `{{text}}`, which is written as `{text}`, and `{name}`, the place of a value."""
+
 _ALL = ("${args}", "${args_no_hyphens}")
 """Words that stand for all parameters, as in W&B's sweep files."""
+
+_TOKEN = re.compile(
+    rf"(?<!\S)#[^\n]*|\\.|['\"]|\$?\(|\)|\$\{{args(?:_no_hyphens)?\}}|{_PLACE.pattern}", re.DOTALL
+)
+"""Matches what changes bash's quoting, and what is replaced: comments, escapes, quotes, brackets, places."""
+
+_NO_QUOTING = re.compile(r"<<|`|\$'")
+"""Matches the parts of bash's grammar in which quotes have another meaning."""
 
 OF_THE_TRIAL = ("trial_dir", "trial_id")
 """Places for a trial's own folder and id, beside those for parameters."""
@@ -30,6 +41,8 @@ def words_of(command: object, program: object, *, shell: bool = False) -> list[s
     Raises:
         ConfigError: both are missing, or the text has an open quote.
     """
+    if shell and not isinstance(command, str):
+        raise ConfigError("shell: true needs `command` as text: a list of words runs without a shell")
     if command is None:
         if not isinstance(program, str):
             raise ConfigError("`command` is missing: give the program's command line, with {name} for values")
@@ -41,30 +54,39 @@ def words_of(command: object, program: object, *, shell: bool = False) -> list[s
             raise ConfigError(f"command: {error}: {command}") from None
     if not isinstance(command, list) or not command:
         raise ConfigError(f"command: {command!r} is neither text nor a list of words")
-    return [_program(str(word), program) for word in command if word not in ("${env}", "/usr/bin/env")]
+    unused = ("${env}", "/usr/bin/env")
+    return [_program(str(word), program, shell) for word in command if word not in unused]
 
 
-def _program(word: str, program: object) -> str:
-    if word == "${interpreter}":
-        return sys.executable
-    if word == "${program}":
-        if not isinstance(program, str):
-            raise ConfigError("`program` is missing, but `command` uses ${program}")
-        return program
+def _program(word: str, program: object, shell: bool) -> str:
+    if "${program}" in word and not isinstance(program, str):
+        raise ConfigError("`program` is missing, but `command` uses ${program}")
+    for place, value in (("${interpreter}", sys.executable), ("${program}", str(program))):
+        word = word.replace(place, shlex.quote(value) if shell else value)
     return word
 
 
-def check_words(words: Sequence[str], names: Sequence[str]) -> None:
+def check_words(words: Sequence[str], names: Sequence[str], *, shell: bool = False) -> None:
     """Raise an error if a word names a value that is no parameter, or a parameter is used nowhere.
+
+    Args:
+        words: words of the command.
+        names: names of the parameters.
+        shell: True: a shell splits the words.
 
     Raises:
         ConfigError: as described.
     """
-    places = [place for word in words for place in _PLACE.findall(word)]
+    places = [name for word in words for name in _names(word)]
     for place in places:
         if place not in names and place not in OF_THE_TRIAL:
             known = ", ".join(names)
-            raise ConfigError(f"command: {{{place}}} is not a parameter: the parameters are {known}")
+            raise ConfigError(
+                f"command: {{{place}}} is not a parameter: the parameters are {known}; write {{{{{place}}}}} "
+                f"for the text {{{place}}}"
+            )
+    if not shell and (inner := [word for word in words if word not in _ALL and any(a in word for a in _ALL)]):
+        raise ConfigError(f"command: ${{args}} is not a word of its own in {inner[0]!r}: use shell: true")
     if not any(every in word for every in _ALL for word in words):
         unused = [name for name in names if name not in places]
         if unused:
@@ -75,11 +97,58 @@ def check_words(words: Sequence[str], names: Sequence[str]) -> None:
 
 
 def shell_text(text: str, config: Mapping[str, Any], own: Mapping[str, str]) -> str:
-    """Return a command for a shell, with quoted values; a parameter without a value is left out."""
-    for every in _ALL:
-        text = text.replace(every, shlex.join(filled_words([every], config, own)))
+    """Return a command for bash, in which no value is more than a part of a word, within quotes too.
+
+    A parameter without a value is left out, as by `filled_words`.
+
+    Raises:
+        ConfigError: a value needs quotes, but the command has a here-document, backquotes or `$'...'`.
+    """
     values = {**config, **own}
-    return _PLACE.sub(lambda place: shlex.quote(text_of(values.get(place.group(1), ""))), text)
+    for name in [name for name in _names(text) if name not in values]:
+        text = _without(text, name)
+    result, quotes, end = [], [""], 0  # the open quote in each of the nested parentheses
+    while found := _TOKEN.search(text, end):
+        token, start = found.group(), found.start()
+        result.append(text[end:start])
+        end = found.end()
+        inside = quotes[-1]
+        if found[2] or token in _ALL:
+            value = text_of(values[found[2]]) if found[2] else ""
+            written = shlex.quote(value) if found[2] else shlex.join(filled_words([token], config, own))
+            if found[2] and written == value:
+                token = value
+            elif _NO_QUOTING.search(text):
+                raise ConfigError(
+                    f"command: {written} can't be quoted in a command with <<, ` or $': call a script"
+                )
+            else:
+                token = f"{inside}{written}{inside}"
+        elif found[1]:
+            token = found[1]
+        elif (inside == "'" and token != "'") or (inside and token[0] == "#"):
+            token, end = token[0], start + 1
+        elif token == inside:
+            quotes[-1] = ""
+        elif token in ("'", '"') and not inside:
+            quotes[-1] = token
+        elif token == "$(" or (token == "(" and not inside):
+            quotes.append("")
+        elif token == ")" and not inside and len(quotes) > 1:
+            quotes.pop()
+        result.append(token)
+    return "".join([*result, text[end:]])
+
+
+def _without(text: str, name: str) -> str:
+    """Return a command for bash without the word that contains a place, and without the option before it."""
+    plain, place = r"[^\s;|&()<>\"'`]*", rf"\{{{re.escape(name)}\}}"
+    option = r"(?:(?<![^\s;|&()\"'`])-[^\s;|&()<>\"'`=]+\s+(?=[\"']?\{))?"
+    return re.sub(rf"{option}{plain}(?:\"{place}\"|'{place}'|{place}){plain}", "", text)
+
+
+def _names(text: str) -> list[str]:
+    return [found[2] for found in _PLACE.finditer(text) if found[2]]
 
 
 def filled_words(words: Sequence[str], config: Mapping[str, Any], own: Mapping[str, str]) -> list[str]:
@@ -101,22 +170,21 @@ def filled_words(words: Sequence[str], config: Mapping[str, Any], own: Mapping[s
             dashes = "--" if word == "${args}" else ""
             result += [f"{dashes}{name}={text_of(value)}" for name, value in config.items()]
             continue
-        places = _PLACE.findall(word)
-        if any(place not in values for place in places):
+        if any(name not in values for name in _names(word)):
             if word.startswith("{") and result and _is_option(result[-1]):
                 result.pop()
             continue
-        result.append(_PLACE.sub(lambda place: text_of(values[place.group(1)]), word))
+        result.append(_PLACE.sub(lambda found: found[1] or text_of(values[found[2]]), word))
     return result
 
 
 def text_of(value: object) -> str:
-    """Return a value as a word of a command line: numbers and texts plainly, other values as JSON."""
-    if isinstance(value, str):
-        return value
+    """Return a value as a word of a command line: texts and numbers unchanged, other values as JSON."""
+    if isinstance(value, str | date):  # YAML reads 2026-01-01 as a date
+        return str(value)
     if isinstance(value, float):
-        return repr(value)
-    return json.dumps(value)
+        return repr(float(value))
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _is_option(word: str) -> bool:

@@ -17,14 +17,18 @@ _LOOKS = 10
 class Ownership:
     """Lock on an experiment's folder, held until `close`.
 
+    Args:
+        folder: the folder.
+        filename: name of the file that is locked.
+
     Raises:
         StoreError: another process holds the lock; the message names its pid.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, filename: str = FILENAME) -> None:
         # The lock is on a separate file, because closing a descriptor of the database would release SQLite's
         # locks on the database.
-        self._path = path = folder / FILENAME
+        self._path = path = folder / filename
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
