@@ -128,7 +128,8 @@ OTHERS = {
     """,
     "external": """
         plugins/dashboard/test_mcp.py cli/test_stop.py plugins/compat/test_peers.py contract/test_loading.py
-        plugins/dashboard/test_page_steering.py plugins/dashboard/test_pages.py runtime/test_added_engines.py
+        plugins/dashboard/test_machines.py plugins/dashboard/test_page_steering.py
+        plugins/dashboard/test_pages.py runtime/test_added_engines.py
         plugins/pools/test_originals.py
         runtime/local/test_debugger.py runtime/local/test_detached.py
         runtime/local/test_neighbours.py

@@ -33,10 +33,11 @@ class Hosts:
         folder: for keys, settings and logs. Its subfolder `bin` has an `ssh` that reads these settings, not
             the user's.
         count: number of hosts.
+        homes: True: each host has a home of its own, the folder with its name.
     """
 
-    def __init__(self, folder: Path, count: int = 3) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, count: int = 3, *, homes: bool = False) -> None:
+        self.folder, self._homes = folder, homes
         self.names = [f"h{number + 1}" for number in range(count)]
         self._servers: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -58,7 +59,10 @@ class Hosts:
                 f"ListenAddress 127.0.0.1:{port}\nHostKey {folder}/host\nPidFile {folder}/{name}.pid\n"
                 f"AuthorizedKeysFile {folder}/authorized\nStrictModes no\nUsePAM no\n"
                 "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin yes\n"
+                + f"SetEnv HOME={folder / name}\n"
+                * self._homes
             )
+            (folder / name).mkdir(exist_ok=True)
             lines.append(f"Host {name}\nHostName 127.0.0.1\nPort {port}\n")
             self.begin(name)
         (folder / "config").write_text(

@@ -106,6 +106,7 @@ class RemoteCommand:
         tell: function that receives all events of the command, in a thread. After an OSError of this
             function, the command is ended.
         grace_s: seconds that the command has to end after SIGTERM, if this program ends.
+        options: further options of `ssh`, such as "LocalForward=8265 127.0.0.1:8265".
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class RemoteCommand:
         python: str = sys.executable,
         tell: Callable[[Event], None],
         grace_s: float = GRACE_S,
+        options: Sequence[str] = (),
     ) -> None:
         self.machine = machine
         self.has_begun = False
@@ -126,7 +128,7 @@ class RemoteCommand:
         self._words: list[str] = []
         self._end: dict[str, Any] = {}
         self._carrier = subprocess.Popen(
-            carrier(machine, python),
+            carrier(machine, python, options),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -195,6 +197,8 @@ class RemoteCommand:
         self.leave()
         code = self._carrier.wait()
         listening.join(GRACE_S)
+        for name in ("stdout", "stderr"):
+            self._pipe(name).close()
         self._tell(Event(self.machine, "ended", error=self._failure(code)))
 
     def _pass_on(self) -> None:
@@ -266,7 +270,7 @@ exec(source)
 """Program that reads the keeper's text from its input, and runs the keeper."""
 
 
-def carrier(machine: Machine, python: str) -> list[str]:
+def carrier(machine: Machine, python: str, more: Sequence[str] = ()) -> list[str]:
     """Return the command line that starts a keeper on a machine. Its text is then sent to its input."""
     keep = [python, "-u", "-c", _LOAD]
     if machine.by == "here":
@@ -276,7 +280,7 @@ def carrier(machine: Machine, python: str) -> list[str]:
         one = ["--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={machine.name}"]
         return ["srun", *one, "--export=ALL", "--cpu-bind=none", "--mem=0", "--unbuffered", "--quiet", *keep]
     options = ["BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=10", "ServerAliveCountMax=3"]
-    words = ["ssh", "-T", *(word for option in options for word in ("-o", option))]
+    words = ["ssh", "-T", *(word for option in (*options, *more) for word in ("-o", option))]
     words += ["-p", str(machine.port)] if machine.port else []
     words += ["-l", machine.user] if machine.user else []
     return [*words, "--", machine.name, f"exec {shlex.join(keep)}"]

@@ -79,7 +79,12 @@ def status(call: Call) -> dict[str, Any]:
 
 def experiments(call: Call) -> list[dict[str, Any]]:
     """Return the summaries of all experiments."""
-    return call.server.board.summaries()
+    return call.server.experiments()
+
+
+def machines(call: Call) -> list[dict[str, Any]]:
+    """Return this machine, under the name "", and the hosts of `--ssh`."""
+    return call.server.machines()
 
 
 def experiment(call: Call) -> dict[str, Any]:
@@ -333,7 +338,15 @@ _TRIAL = f"{_EXPERIMENT}/trials/{{trial}}"
 
 READING = (
     Endpoint("/api/status", "Version, folder and read-only mode of the server.", status, ref("Status")),
-    Endpoint("/api/experiments", "All experiments in the folder.", experiments, many(ref("Summary"))),
+    Endpoint(
+        "/api/machines",
+        "This machine, and the hosts of `--ssh`: reasons why they show nothing.",
+        machines,
+        many(ref("Machine")),
+    ),
+    Endpoint(
+        "/api/experiments", "All experiments in the folder, and on hosts.", experiments, many(ref("Summary"))
+    ),
     Endpoint(_EXPERIMENT, "One experiment: settings, search space, columns.", experiment, ref("Experiment")),
     Endpoint(
         f"{_EXPERIMENT}/trials",

@@ -56,6 +56,15 @@ class Server(Protocol):
     threads: Threads
     read_only: bool
 
+    def machines(self) -> list[dict[str, Any]]:
+        """Return this machine and the hosts of the server, with their problems."""
+
+    def experiments(self) -> list[dict[str, Any]]:
+        """Return the summaries of the experiments of all machines."""
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """Return the heads of the sessions of all machines."""
+
     @property
     def is_ending(self) -> bool:
         """True if streams and traces must end now."""

@@ -55,7 +55,7 @@ def these(schema: Schema, names: str) -> dict[str, Schema]:
 
 _STATUSES = [str(status) for status in TrialStatus]
 _SUMMARY = {
-    **these(TEXT, "name path state ending problem"),
+    **these(TEXT, "name path machine state ending problem"),
     **these(or_null(TEXT), "metric mode"),
     **these(or_null(NUMBER), "created remaining_s"),
     **these(or_null(WHOLE), "owner total"),
@@ -93,7 +93,7 @@ _FILE = record(
     }
 )
 _SESSION = {
-    **these(TEXT, "session_id program problem"),
+    **these(TEXT, "session_id program machine problem"),
     "node_pid": WHOLE,
     "driver_pid": or_null(WHOLE),
     "age_s": NUMBER,
@@ -130,6 +130,7 @@ SCHEMAS: dict[str, Schema] = {
     "Status": record(
         {**these(TEXT, "version root"), "read_only": TRUTH, "now": NUMBER, "charts": many(TEXT)}
     ),
+    "Machine": record(these(TEXT, "machine problem")),
     "Summary": record(_SUMMARY),
     "Experiment": record(
         {

@@ -73,7 +73,7 @@ _METER = ProcessorMeter()
 
 def sessions() -> list[Row]:
     """Return a row for each running session of the user, newest first."""
-    return [SessionState(session=session).plain() for session in _living()]
+    return [{**SessionState(session=session).plain(), "machine": ""} for session in _living()]
 
 
 def _living() -> list[Session]:
@@ -98,6 +98,7 @@ def _session(call: Call) -> Row:
     node = {"pid": session.node, "name": "node", "worker_type": "NODE"}
     return {
         **state.plain(),
+        "machine": "",
         "workers": [_worker(each, memory_of) for each in (node, *workers)],
         "ranks": ranks.rows(each["pid"] for each in workers),
         "gpus": devices,
@@ -224,7 +225,10 @@ def _trace(call: Call) -> Response:
 _SESSION = "/api/sessions/{session}"
 SESSIONS = (
     Endpoint(
-        "/api/sessions", "Your sessions on this machine.", lambda _: sessions(), many(ref("SessionHead"))
+        "/api/sessions",
+        "Your sessions on this machine and on hosts.",
+        lambda call: call.server.sessions(),
+        many(ref("SessionHead")),
     ),
     Endpoint(
         _SESSION,

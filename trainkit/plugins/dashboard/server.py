@@ -7,6 +7,8 @@ are not used, so that requests from pages of other sites contain no credentials.
 
 from __future__ import annotations
 
+import json
+import os
 import secrets
 import socket
 import threading
@@ -40,6 +42,7 @@ from trainkit.plugins.dashboard.endpoints import (
 )
 from trainkit.plugins.dashboard.experiments.board import Board
 from trainkit.plugins.dashboard.experiments.reading import NotFoundError
+from trainkit.plugins.dashboard.machines import Hosts, RemoteDashboards
 from trainkit.plugins.dashboard.openapi import OBJECT
 from trainkit.plugins.dashboard.security import MAX_BODY, MAX_CONNECTIONS, MAX_HEAD, BoundedConnection, Guard
 from trainkit.plugins.dashboard.stream import STREAMS
@@ -74,23 +77,34 @@ class Dashboard:
         port: port to listen on; 0 means any free port.
         host: address to listen on. With the default, only this machine can reach the server.
         read_only: True: show experiments, but refuse steering, traces, and notes.
+        path: listen on a Unix socket at this path, which only the user can open, instead of a port.
+        hosts: other machines to show; then this machine may lack the folder `root`.
 
     Raises:
         DashboardError: `root` is not a folder, or the address or the port can't be used.
     """
 
     def __init__(
-        self, root: Path, port: int = 0, host: str = "127.0.0.1", *, read_only: bool = False
+        self,
+        root: Path,
+        port: int = 0,
+        host: str = "127.0.0.1",
+        *,
+        read_only: bool = False,
+        path: str | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
-        if not root.is_dir():
+        if hosts is None and not root.is_dir():
             raise DashboardError(f"{root} is not a folder: name a folder of one experiment or of several")
         self.root = root
         self.token = secrets.token_urlsafe(24)
         self.board = Board(root)
         self.read_only = read_only
         self.threads = Threads()
-        self._socket = _listening(host, port)
-        self.server_address: tuple[str, int] = self._socket.getsockname()[:2]
+        self._path = path
+        self._socket = _listening(host, port) if path is None else _listening_at(path)
+        self.server_address: tuple[str, int] = self._socket.getsockname()[:2] if path is None else (host, 0)
+        self._remote = RemoteDashboards(hosts, read_only=read_only)
         config = uvicorn.Config(
             self._application(Access(self.token, host)),
             http=BoundedConnection,
@@ -124,9 +138,26 @@ class Dashboard:
         return f"http://{shown}:{port}/?token={self.token}"
 
     @property
+    def greeting(self) -> str:
+        """Line that a dashboard reads which starts this dashboard on a host."""
+        return json.dumps({"version": openapi.version(), "token": self.token})
+
+    @property
     def is_ending(self) -> bool:
         """True if the server is shutting down; all streams then end."""
         return self._server.should_exit
+
+    def machines(self) -> list[dict[str, Any]]:
+        """Return this machine and the hosts of the server, each with the reason why it shows nothing."""
+        return self._remote.machines()
+
+    def experiments(self) -> list[dict[str, Any]]:
+        """Return the summaries of the experiments of all machines."""
+        return self._remote.experiments(self.board.summaries())
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """Return the heads of the sessions of all machines."""
+        return self._remote.sessions(processes.sessions())
 
     def serve_forever(self) -> None:
         """Answer requests until `shutdown` is called from another thread, or Ctrl-C is pressed."""
@@ -142,9 +173,14 @@ class Dashboard:
         self._ended.wait()
 
     def server_close(self) -> None:
-        """Stop listening, cancel work that has not begun, and wait for work that runs in threads."""
+        """Stop listening, cancel work that has not begun, and wait for work that runs in threads and for
+        dashboards on hosts.
+        """
         self._server.should_exit = True  # Traces that are being recorded end when this flag is set.
         self._socket.close()
+        if self._path is not None:
+            Path(self._path).unlink(missing_ok=True)
+        self._remote.close()
         self.threads.close()
 
     def _application(self, access: Access) -> ASGIApp:
@@ -160,6 +196,7 @@ class Dashboard:
             *(endpoint.route(self) for endpoint in ENDPOINTS),
             Route("/", page),
             Route(f"/static/{_PLOTLY}", plotly_script),
+            Mount("/api/machines", self._remote),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
         handlers = {HTTPException: refuse_http, Exception: refuse_fault}
@@ -182,4 +219,19 @@ def _listening(host: str, port: int) -> socket.socket:
     # sets the option only for sockets with an explicit protocol number, which this socket does not have.
     # Without the option, each answer's body would wait 40 ms until the client acknowledges the head.
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return made
+
+
+def _listening_at(path: str) -> socket.socket:
+    """Return a listening Unix socket that only this user can open."""
+    made = socket.socket(socket.AF_UNIX)
+    others = os.umask(0o177)
+    try:
+        made.bind(path)
+    except OSError as error:
+        made.close()
+        raise DashboardError(f"{path} cannot be used as a socket: {error.strerror or error}") from error
+    finally:
+        os.umask(others)
+    made.listen(128)
     return made

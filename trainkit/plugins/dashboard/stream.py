@@ -15,7 +15,6 @@ from trainkit.errors import StoreError
 from trainkit.plugins.dashboard.endpoints import STREAM, Call, Endpoint, QueryParameter, Server
 from trainkit.plugins.dashboard.experiments.board import Board, Row
 from trainkit.plugins.dashboard.experiments.reading import NotFoundError, RowReader
-from trainkit.plugins.dashboard.processes import sessions
 from trainkit.plugins.dashboard.threads import Threads
 from trainkit.tune.core.metrics import encode
 
@@ -108,37 +107,37 @@ class ExperimentWatch:
 
 
 class ListWatch:
-    """Check for changes in a list, which is read completely for each check.
+    """Check for changes in a list of all machines, which is read completely for each check.
 
     Args:
         name: name of the list in events.
-        read: function that reads the list.
-        ignored: field of the list's entries that is not compared, because its value always changes.
+        read: function that reads the list. Ages of its entries are not compared, because they always change.
+        machines: function that reads the list of machines.
     """
 
-    def __init__(self, name: str, read: Callable[[], list[dict[str, Any]]], ignored: str = "") -> None:
+    def __init__(self, name: str, read: Callable[[], list[Row]], machines: Callable[[], list[Row]]) -> None:
         self.name = name
-        self._ignored = ignored
-        self._read = read
+        self._read, self._machines = read, machines
 
     def __call__(self, since: Since) -> tuple[Since, Change | None]:
-        """Return the new state, and the list if it has changed since the state `since`; otherwise None."""
-        found = self._read()
-        now = Since(
-            shown=encode([{name: each[name] for name in each if name != self._ignored} for each in found])
-        )
-        return now, None if now == since else {"changed": [self.name], self.name: found}
+        """Return the new state, and the lists if one has changed since the state `since`; otherwise None."""
+        machines, found = self._machines(), self._read()
+        compared = [{name: each[name] for name in each if name != "age_s"} for each in found]
+        now = Since(shown=encode([machines, compared]))
+        if now == since:
+            return now, None
+        return now, {"changed": [self.name], self.name: found, "machines": machines}
 
 
 async def stream(call: Call) -> Response:
     """Return a response that sends changes until the client disconnects."""
     server, name = call.server, call.query["experiment"]
     if call.query["sessions"]:
-        watch: ExperimentWatch | ListWatch = ListWatch("sessions", sessions, "age_s")
+        watch: ExperimentWatch | ListWatch = ListWatch("sessions", server.sessions, server.machines)
     elif name:
         watch = ExperimentWatch(server.board, await run_in_threadpool(server.board.folder_of, name))
     else:
-        watch = ListWatch("experiments", server.board.summaries)
+        watch = ListWatch("experiments", server.experiments, server.machines)
     # The first check comes before the response starts, so that an error can set the response's status.
     first = await _look(server.threads, watch, Since())
     return StreamingResponse(_told(server, watch, first), media_type=STREAM)

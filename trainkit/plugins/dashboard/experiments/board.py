@@ -480,6 +480,7 @@ def _summary(folder: Path, now: float, open_reader: Callable[[Path], RowReader])
     return {
         "name": folder.name,
         "path": str(folder),
+        "machine": "",
         "metric": seen.metric,
         "mode": seen.mode,
         "objectives": [{"metric": metric, "mode": mode} for metric, mode in objectives],
@@ -503,6 +504,7 @@ def damaged(folder: Path, problem: str) -> dict[str, Any]:
     return {
         "name": folder.name,
         "path": str(folder),
+        "machine": "",
         **nothing,
         "objectives": [],
         "running": False,

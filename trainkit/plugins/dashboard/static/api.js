@@ -14,7 +14,13 @@ export function takeToken() {
 
 const heads = () => ({ Authorization: `Bearer ${sessionStorage.getItem(KEY) ?? ""}` });
 
-export const experimentPath = (name, ...rest) => ["", "api", "experiments", name, ...rest].map(encodeURIComponent).join("/");
+// An experiment or a session of another machine is named "MACHINE/NAME". No experiment, session or host has a slash in its name.
+const divided = (key) => { const at = key.indexOf("/"); return at === -1 ? [null, key] : [key.slice(0, at), key.slice(at + 1)]; };
+export const plain = (key) => divided(key)[1];
+const apiPath = (machine, ...parts) => ["", "api", ...(machine === null ? [] : ["machines", machine]), ...parts].map(encodeURIComponent).join("/");
+const within = (kind) => (key, ...rest) => { const [machine, name] = divided(key); return apiPath(machine, kind, name, ...rest); };
+export const experimentPath = within("experiments");
+export const sessionPath = within("sessions");
 export const trialPath = (name, trial, ...rest) => experimentPath(name, "trials", trial, ...rest);
 
 async function call(method, address, { query, body, signal } = {}) {
@@ -38,6 +44,7 @@ async function call(method, address, { query, body, signal } = {}) {
 }
 
 export const get = async (address, query, signal) => (await call("GET", address, { query, signal })).json();
+export const getExperiment = async (name, signal) => ({ ...await get(experimentPath(name), {}, signal), name });
 export const post = async (address, body) => (await call("POST", address, { body })).json();
 export const postForFile = async (address, body, name) => save(await (await call("POST", address, { body })).blob(), name);
 export const put = async (address, body) => (await call("PUT", address, { body })).json();
@@ -71,6 +78,7 @@ export const renews = (change, runs) => (change.fresh ? change.again || runs : c
 // is `fresh`, for more may have changed before it: `again` says that an earlier stream had ended. A page that nobody sees has
 // none, as a browser opens few connections to one server.
 export async function follow(query, told, signal, state) {
+  const [machine, experiment] = divided(query.experiment ?? "");
   let wait = 500;
   let opened = 0;
   while (!signal.aborted) {
@@ -82,7 +90,7 @@ export async function follow(query, told, signal, state) {
     document.addEventListener("visibilitychange", leave, { signal: mine.signal });
     let why = "the dashboard has closed the connection";
     try {
-      const answer = await call("GET", "/api/stream", { query, signal: mine.signal });
+      const answer = await call("GET", apiPath(machine, "stream"), { query: { ...query, experiment }, signal: mine.signal });
       state("on");
       let first = true;
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -98,6 +106,7 @@ export async function follow(query, told, signal, state) {
           const data = lines.filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trimStart()).join("\n");
           if (!data) continue;
           const change = JSON.parse(data);
+          if (change.summary) change.summary.name = query.experiment;
           if (lines.includes("event: problem")) throw new Error(change.error);
           told({ ...change, fresh: first, again: first && opened > 0 });
           if (first) { opened += 1; first = false; }

@@ -64,7 +64,7 @@ async function show() {
   main.inert = shown !== null && shown !== raw; // what is shown still is of another page, such as its Stop
   try {
     if (!route) throw new Error("This page does not exist. Go back to the list of experiments.");
-    await route[1](context, ...route[0].slice(1).map(decodeURIComponent));
+    await route[1](context, ...route[0].slice(1).map((each) => (each.includes("/") ? each.split("/").map(decodeURIComponent) : decodeURIComponent(each))));
   } catch (error) {
     if (error.name === "AbortError" || mine.signal.aborted) return;
     context.title("Page not available");

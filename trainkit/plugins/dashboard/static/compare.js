@@ -1,6 +1,6 @@
 // Trials of an experiment, or experiments, side by side: their curves, and where they differ.
 
-import { experimentPath, get, renews, trialPath } from "./api.js";
+import { experimentPath, get, getExperiment, renews, trialPath } from "./api.js";
 import { chart, literal, tools } from "./charts.js";
 import { badge, card, h, number, path, reloading, renew, shown, words, objectivesOf } from "./dom.js";
 import { stateBadge } from "./experiments.js";
@@ -42,7 +42,7 @@ export async function compareView(context, name) {
   const ids = asked.slice(0, MOST);
   if (!ids.length) throw new Error("Choose trials to compare in the table of trials.");
   const read = () => Promise.all(ids.map((id) => get(trialPath(name, id), {}, context.signal)));
-  let [experiment, trials] = await Promise.all([get(experimentPath(name), {}, context.signal), read()]);
+  let [experiment, trials] = await Promise.all([getExperiment(name, context.signal), read()]);
   const metrics = metricsOf(experiment);
   const made = chart(name, "compare", { big: true, label: "Curves of the chosen trials", onpick: (trial) => { location.hash = path("experiments", name, "trials", trial); } });
   context.onend(() => made.end());
@@ -91,9 +91,9 @@ async function drawnTogether(experiments, kind, query, signal) {
 }
 
 export async function experimentsCompared(context, given) {
-  const names = [...new Set(given.split("/"))]; // no name has a slash
+  const names = [...new Set([given].flat())];
   context.title("Compare experiments");
-  const read = () => Promise.all(names.map((name) => get(experimentPath(name), {}, context.signal)));
+  const read = () => Promise.all(names.map((name) => getExperiment(name, context.signal)));
   let experiments = await read();
   const metrics = metricsOf(experiments[0]).filter((each) => experiments.every((other) => metricsOf(other).includes(each)));
   const cards = [];

@@ -1,6 +1,6 @@
 // One experiment: overview, trials, charts, events, settings; and what steers it.
 
-import { experimentPath, get, post, put, renews, trialPath } from "./api.js";
+import { experimentPath, get, getExperiment, post, put, renews, trialPath } from "./api.js";
 import { chart, tools } from "./charts.js";
 import { ask, attempt, badge, card, conceal, debounced, duration, h, meter, number, pairs, path, plainTable, reloading, renew, tile, toast, when, withQuery, words, objectivesOf } from "./dom.js";
 import { stateBadge } from "./experiments.js";
@@ -144,7 +144,7 @@ function whenSeen(context, cards) {
 
 export async function experimentView(context, name) {
   context.title(name);
-  let [experiment, status] = await Promise.all([get(experimentPath(name), {}, context.signal), get("/api/status", {}, context.signal)]);
+  let [experiment, status] = await Promise.all([getExperiment(name, context.signal), get("/api/status", {}, context.signal)]);
   const tab = context.query.tab in TABS ? context.query.tab : "overview";
   const state = h("span", { class: "row" });
   const tiles = h("div", { class: "tiles", "aria-label": "Summary", role: "group" });
@@ -178,7 +178,7 @@ export async function experimentView(context, name) {
   context.show(head, content);
   // What can be drawn grows while trials report: then the view is made again.
   const grown = reloading(async () => {
-    const now = await get(experimentPath(name), {}, context.signal);
+    const now = await getExperiment(name, context.signal);
     if (String(now.charts) !== String(experiment.charts)) dispatchEvent(new HashChangeEvent("hashchange"));
   }, context.signal, 5000);
   const grows = ["overview", "charts"].includes(tab);

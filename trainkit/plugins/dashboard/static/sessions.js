@@ -1,23 +1,25 @@
 // Sessions of this machine: processes, actors, tasks, what waits and why, memory, GPUs, logs and stacks.
 
-import { get, post, postForFile } from "./api.js";
+import { get, plain, post, postForFile, sessionPath } from "./api.js";
 import { amount, ask, badge, bytes, card, debounced, duration, h, meter, number, path, plainTable, reloading, renew, tile, toast, words } from "./dom.js";
+import { machineName, troubles } from "./experiments.js";
 import { logFiles } from "./trial.js";
-
-const sessionPath = (...parts) => ["", "api", "sessions", ...parts].map(encodeURIComponent).join("/");
 
 export async function sessionsView(context) {
   context.title("Sessions");
-  let sessions = await get("/api/sessions", {}, context.signal);
+  let [sessions, machines] = await Promise.all(["sessions", "machines"].map((each) => get(`/api/${each}`, {}, context.signal)));
+  const several = machines.length > 1;
+  const trouble = troubles();
   const body = h("div");
   function draw() {
-    renew(body, sessions.length ? plainTable("Sessions", ["program", "session", "node", "driver", "age", ""], sessions.map((each) =>
-      [each.program, h("a", { href: path("sessions", each.session_id) }, h("strong", null, each.session_id)), each.node_pid, each.driver_pid, duration(each.age_s), each.problem ? badge(each.problem, "bad") : ""]))
+    trouble.draw(machines);
+    renew(body, sessions.length ? plainTable("Sessions", ["program", "session", "node", "driver", "age", "", ...(several ? ["machine"] : [])], sessions.map((each) =>
+      [each.program, h("a", { href: path("sessions", each.session_id) }, h("strong", null, plain(each.session_id))), each.node_pid, each.driver_pid, duration(each.age_s), each.problem ? badge(each.problem, "bad") : "", ...(several ? [machineName(each)] : [])]))
       : h("p", { class: "card empty" }, "No session is running. A program starts a session when it calls trainkit.init() or runs trials."));
   }
   draw();
-  context.show(h("div", { class: "head" }, h("h1", null, "Sessions"), h("span", { class: "soft" }, "of your user on this machine")), body);
-  context.live({ sessions: 1 }, (change) => { if (change.sessions) { ({ sessions } = change); draw(); } });
+  context.show(h("div", { class: "head" }, h("h1", null, "Sessions"), h("span", { class: "soft" }, several ? "of your user" : "of your user on this machine")), trouble.place, body);
+  context.live({ sessions: 1 }, (change) => { if (change.sessions) { ({ sessions, machines } = change); draw(); } });
 }
 
 function records(label, found, first = []) {

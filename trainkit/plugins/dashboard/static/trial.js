@@ -1,14 +1,13 @@
 // One trial: configuration, curve, reports, decisions, attempts, checkpoints, files, log, note, error.
 
-import { download, get, renews, trialPath } from "./api.js";
+import { download, get, getExperiment, renews, trialPath } from "./api.js";
 import { chart, tools } from "./charts.js";
 import { attempt, badge, bytes, card, conceal, debounced, duration, h, number, pairs, path, plainTable, reloading, renew, tile, when, words } from "./dom.js";
 import { eventRows, note, steering } from "./experiment.js";
-import { experimentPath } from "./api.js";
 
 export async function trialView(context, name, id) {
   context.title(id);
-  const [experiment, first, reports, status] = await Promise.all([get(experimentPath(name), {}, context.signal),
+  const [experiment, first, reports, status] = await Promise.all([getExperiment(name, context.signal),
     get(trialPath(name, id), {}, context.signal), get(trialPath(name, id, "history"), {}, context.signal), get("/api/status", {}, context.signal)]);
   let trial = first;
   let history = reports;
