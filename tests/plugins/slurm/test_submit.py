@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import getpass
 import os
+import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,12 +48,21 @@ class Login:
     def __init__(self, slurm: Slurm, folder: Path) -> None:
         self.slurm, self.folder = slurm, folder
         self.env = slurm.env | {"TRAINKIT_RESULTS_DIR": str(folder / "home"), "PYTHONPATH": os.getcwd()}
+        self.python, self.user = sys.executable, ""
 
     def trainkit(self, *words: str, fails: bool = False) -> str:
         """Run a command of trainkit; return its output, or its errors if it fails."""
-        command = [sys.executable, "-m", "trainkit", *words]
+        command = [self.python, "-m", "trainkit", *words]
+        who: dict[str, Any] = {"user": self.user, "group": self.user, "extra_groups": []} if self.user else {}
         done = subprocess.run(
-            command, cwd=self.folder, env=self.env, capture_output=True, text=True, check=False, timeout=120
+            command,
+            cwd=self.folder,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+            **who,
         )
         assert (done.returncode != 0) == fails, done.stdout + done.stderr
         return done.stderr if fails else done.stdout
@@ -59,9 +73,14 @@ class Login:
 
 
 @pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    with Slurm(tmp_path_factory.mktemp("slurm"), 3, kill_wait_s=3) as started:
-        yield started
+def slurm() -> Iterator[Slurm]:
+    # Other users can't reach the folders of pytest.
+    folder = Path(tempfile.mkdtemp(prefix="trainkit-slurm-", dir="/tmp"))
+    try:
+        with Slurm(folder, 3, kill_wait_s=3) as started:
+            yield started
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -200,7 +219,7 @@ def test_settings_of_a_cluster_make_the_batch_script(login: Login) -> None:
         "#SBATCH --qos=high", "#SBATCH --signal=B:USR1@120", "module load cuda/12", "ulimit -n 9",
     ):  # fmt: skip
         assert line in text
-    assert 'trainkit run --nnodes "$SLURM_JOB_NUM_NODES" --workers 4 train.py &' in text
+    assert "trainkit run --nnodes 2 --workers 4 train.py)" in text
     assert not (login.folder / "home").exists()
 
 
@@ -212,9 +231,131 @@ def test_settings_of_a_cluster_make_the_batch_script(login: Login) -> None:
         (("--time", "soon", "train.py"), "give minutes"),
         (("--cluster", "lab", "train.py"), "cluster 'lab' has no settings"),
         (("--partition", "none", "train.py"), "sbatch failed: sbatch: error: invalid partition"),
+        (("--option", "array=1-3", "train.py"), "option array of sbatch belongs to trainkit: use --array"),
+        (("data.txt",), "data.txt is not executable: chmod +x data.txt"),
     ],
 )
 def test_a_mistake_is_told_at_submission(login: Login, words: tuple[str, ...], message: str) -> None:
     (login.folder / "train.py").write_text("")
+    (login.folder / "data.txt").write_text("")
     assert message in login.trainkit("submit", *words, fails=True)
-    assert not list(login.folder.glob("home/jobs/*/job.json"))
+    assert not list(login.folder.glob("home/jobs/*"))
+
+
+def test_arguments_and_names_stay_as_they_are(login: Login) -> None:
+    folder = login.folder / "it's %j"
+    (folder / "my code").mkdir(parents=True)
+    (folder / "my code" / "tr ain.py").write_text("import sys\nprint(sys.argv[1:])\n")
+    login.folder, login.env["TRAINKIT_RESULTS_DIR"] = folder, str(folder / "home")
+    words = ["--lr", '0.1 "$HOME" `id`', "it's", "", "*", "--", "--mem", "$SLURM_JOB_NUM_NODES", "%a"]
+    job = login.submit("--job-name", "a/b c", "my code/tr ain.py", *words)
+    output = login.trainkit("logs", "-f", job)
+    assert f"{words!r}\n" in output
+    assert f"job {job} has ended with exit code 0" in output
+    assert f"{job}  a/b c  has ended" in login.trainkit("jobs", "--all")
+
+
+def test_a_module_runs_as_it_was_at_submission(login: Login) -> None:
+    package, ignored = login.folder / "src" / "package", "ignored*\nhome\n"
+    package.mkdir(parents=True)
+    (login.folder / ".gitignore").write_text(ignored)
+    (package / "ignored_version.py").write_text("VERSION = 'first'\n")
+    (package / "main.py").write_text(
+        "from package import ignored_version, shared\nprint(ignored_version.VERSION)"
+    )
+    (login.folder / "shared.py").write_text("")
+    (package / "shared.py").symlink_to("../../shared.py")
+    subprocess.run("git init -q; git add .", shell=True, cwd=login.folder, check=True)
+    login.slurm.run("scontrol", "update", "partitionname=main", "state=down")
+    job = login.submit("-m", "package.main")
+    (package / "ignored_version.py").write_text("VERSION = 'second'\n")
+    assert f"job {job} (main) waits: the partition is down" in login.trainkit("why", job)
+    login.slurm.run("scontrol", "update", "partitionname=main", "state=up")
+    assert "first\n" in login.trainkit("logs", "-f", job)
+
+
+def test_a_task_of_an_array_resumes_alone(login: Login) -> None:
+    (login.folder / "task.py").write_text(
+        "import os, sys, time\n"
+        "task, again = os.environ['SLURM_ARRAY_TASK_ID'], 'SLURM_RESTART_COUNT' in os.environ\n"
+        "print('task', task, again, flush=True)\ntime.sleep(600 if task == '1' else 0)\n"
+        "sys.exit(143 if task == '2' and not again else 0)\n"
+    )
+    job = login.submit("--array", "0-2", "--mem", "300", "task.py")
+    login.slurm.wait(lambda: "task 1" in login.trainkit("logs", f"{job}_1"), "task 1 runs")
+    login.slurm.wait(lambda: "task 2 True" in login.trainkit("logs", f"{job}_2"), "task 2 runs again", 200)
+    assert login.slurm.job(f"{job}_1")["Restarts"] == "0"
+    assert f"{job}_1: runs on n" in login.trainkit("why", job)
+    login.trainkit("cancel", f"{job}_1")
+    output = login.trainkit("logs", "-f", job)
+    assert output.count("task 1") == 1
+    assert f"{job}_0: has ended with exit code 0\n" in output
+    assert f"{job}_2: has ended with exit code 0 (attempt 2)\n" in output
+    assert f"job {job}_1 (task) was cancelled by {getpass.getuser()}" in login.trainkit("why", f"{job}_1")
+    assert f"job {job}_0 has ended already" in login.trainkit("cancel", f"{job}_0")
+    assert "has ended with exit code 0" in login.trainkit("why", f"{job}_0")
+
+
+def test_a_limit_below_the_notice_is_told(login: Login) -> None:
+    (login.folder / "train.py").write_text("print('runs')\n")
+    login.env["SBATCH_TIMELIMIT"] = "1"
+    output = login.trainkit("logs", "-f", login.submit("train.py"))
+    assert "the time limit of this job leaves too little time" in output
+    assert "runs\n" not in output
+    assert "runs\n" in login.trainkit("logs", "-f", login.submit("--time", "10", "train.py"))
+
+
+def test_a_damaged_record_hides_no_other_job(login: Login) -> None:
+    (login.folder / "train.py").write_text("")
+    first, second = login.submit("train.py"), login.submit("train.py")
+    record = next(
+        each for each in login.folder.glob("home/jobs/*/job.json") if f'"{first}"' in each.read_text()
+    )
+    record.write_text(record.read_text()[:20])
+    assert f"job {second} has ended" in login.trainkit("logs", "-f", second)
+    assert login.trainkit("jobs", "--all").startswith(second)
+
+
+def test_users_do_not_see_and_not_disturb_each_other(login: Login) -> None:
+    other = Login(login.slurm, Path(tempfile.mkdtemp(prefix="trainkit-slurm-", dir="/tmp")))
+    try:
+        _two_users(login, other)
+    finally:
+        shutil.rmtree(other.folder)
+
+
+def _two_users(login: Login, other: Login) -> None:
+    other.folder.chmod(0o777)
+    other.user, other.python = "games", "/usr/bin/python3"
+    other.env["PYTHONPATH"] = ":".join([os.getcwd(), *filter(os.path.isdir, sys.path)])
+    other.env |= {"HOME": str(other.folder), "TMPDIR": "/tmp", "TRAINKIT_RUNTIME_DIR": "/tmp"}
+    shared = other.folder / "shared"  # a group may share its results
+    shared.mkdir()
+    shared.chmod(0o777)
+    try:
+        other.slurm.run(other.python, "-c", "import trainkit.tune", user=other.user, env=other.env, cwd="/")
+    except (OSError, RuntimeError) as error:
+        pytest.skip(f"another user can't import trainkit: {error}")
+    jobs = {}
+    for each in (login, other):
+        each.env["TRAINKIT_RESULTS_DIR"] = str(shared)
+        (shared / "jobs").mkdir(exist_ok=True)
+        (shared / "jobs").chmod(0o777)
+        own = each.folder / "own"
+        own.mkdir()
+        each.folder = own
+        if each.user:
+            shutil.chown(own, each.user, each.user)
+        (own / "search.py").write_text(TUNER.format(pause=0.3, trials=6))
+        jobs[each] = each.submit("--mem", "1500", "search.py")
+    for each, stranger in ((login, other), (other, login)):
+        assert re.findall(r"^\d+", each.trainkit("jobs", "--all"), re.M) == [jobs[each]]
+        for command in ("cancel", "logs", "why"):
+            assert f"{jobs[stranger]!r}" in each.trainkit(command, jobs[stranger], fails=True)
+    for each, job in jobs.items():
+        output = each.trainkit("logs", "-f", job)
+        assert "6 trials" in output
+        assert f"job {job} has ended with exit code 0" in output
+    folder = next(path for path in (shared / "jobs").iterdir() if path.owner() != other.user)
+    with pytest.raises(RuntimeError, match="Permission denied"):
+        other.slurm.run("ls", folder, user=other.user, env=other.env, cwd="/")

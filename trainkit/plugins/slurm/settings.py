@@ -52,9 +52,8 @@ def settings_of(cluster: str | None, folder: Path) -> dict[str, Any]:
             a file is not valid TOML.
     """
     users = user_file()
-    project = next(
-        (each for above in [folder, *folder.parents] if (each := above / "pyproject.toml").exists()), None
-    )
+    above = (each / "pyproject.toml" for each in [folder, *folder.parents])
+    project = next(filter(os.path.exists, above), None)
     tables: dict[str, dict[str, Any]] = {}
     for path, inner in ((users, _whole), (project, _of_project)):
         if path is not None and path.exists():
@@ -81,6 +80,8 @@ def _whole(content: Mapping[str, Any]) -> Mapping[str, Any]:
 def _of_project(content: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in ("tool", "trainkit", "cluster"):
         content = content.get(name, {})
+        if not isinstance(content, dict):
+            raise ConfigError(f"pyproject.toml: {name} must be a table, not {content!r}")
     return content
 
 

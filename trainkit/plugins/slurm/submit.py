@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,8 +18,8 @@ from typing import Any
 from trainkit.cli import HELP, Command
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
-from trainkit.plugins.slurm.batch import Batch
-from trainkit.plugins.slurm.code import Code, keep_code
+from trainkit.plugins.slurm.batch import OWN_OPTIONS, Batch
+from trainkit.plugins.slurm.code import Code, code_of
 from trainkit.plugins.slurm.jobs import RECORD, call, jobs_folder
 from trainkit.plugins.slurm.settings import KINDS, settings_of
 
@@ -74,32 +75,43 @@ class Submit(Command):
     def run(self, arguments: argparse.Namespace) -> int:
         here = Path.cwd()
         chosen = settings_from(arguments, here)
-        name = str(chosen.get("job_name") or re.sub(r"[^\w.-]", "_", Path(arguments.script).stem))
+        script = arguments.script
+        stem = script.rpartition(".")[2] if arguments.module else Path(script).stem
+        name = str(chosen.get("job_name") or re.sub(r"[^\w.-]", "_", stem))
         stamp = SYSTEM.now()
-        folder = jobs_folder() / f"{name}-{int(stamp)}-{secrets.token_hex(2)}"
-        if not arguments.module and not (here / arguments.script).is_file():
-            raise ConfigError(
-                f"{arguments.script} is not a file in {here}: name a script, or a module after -m"
-            )
-        if arguments.dry_run:
-            code = Code("", "", False, (), arguments.script)
-            sys.stdout.write(batch_of(arguments, chosen, name, folder, code).text())
-            return 0
-        folder.mkdir(parents=True, mode=0o700)
-        code = keep_code(arguments.script, here, None if arguments.no_copy else folder / "code")
+        folder = jobs_folder() / f"{re.sub(r'[^a-zA-Z0-9.-]', '_', name)}-{int(stamp)}-{secrets.token_hex(4)}"
+        if not arguments.module and not (here / script).is_file():
+            raise ConfigError(f"{script} is not a file in {here}: name a script, or a module after -m")
+        code = code_of(script, here, None if arguments.no_copy else folder / "code")
         batch = batch_of(arguments, chosen, name, folder, code)
-        script = folder / "script.sh"
-        script.write_text(batch.text())
+        if arguments.dry_run:
+            sys.stdout.write(batch.text())
+            return 0
+        try:
+            folder.mkdir(parents=True, mode=0o700)
+        except OSError as error:
+            raise ConfigError(f"the job's folder can't be made: {error}: set TRAINKIT_RESULTS_DIR") from error
+        try:
+            code.copy(folder / "code")
+            path = folder / "script.sh"
+            path.write_text(batch.text())
+            # Variables such as SBATCH_PARTITION override the options in a script, but not those given here.
+            job_id = call("sbatch", "--parsable", *batch.options(), str(path)).split(";")[0]
+        except Exception:
+            shutil.rmtree(folder)
+            raise
         record = {
+            "id": job_id,
             "name": name,
             "command": shlex.join(batch.command),
             "time": stamp,
             "user": getpass.getuser(),
+            "commit": code.commit,
+            "is_dirty": code.is_dirty,
+            "working_folder": str(here),
         }
-        record |= {"commit": code.commit, "is_dirty": code.is_dirty, "working_folder": str(here)}
-        job_id = call("sbatch", "--parsable", str(script)).split(";")[0]
         part = folder / f"{RECORD}.part"
-        part.write_text(json.dumps({"id": job_id, **record}, indent=1))
+        part.write_text(json.dumps(record, indent=1))
         part.replace(folder / RECORD)
         sys.stdout.write(f"job {job_id}: {folder}\n{code.text}\nfollow it: trainkit logs -f {job_id}\n")
         return 0
@@ -115,6 +127,8 @@ def settings_from(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     given = {name: getattr(arguments, name) for name in (*_HELP, "array")}
     chosen |= {name: value for name, value in given.items() if value is not None}
     chosen["options"] = {**chosen.get("options", {}), **dict(_option(each) for each in arguments.option)}
+    for option in OWN_OPTIONS.keys() & chosen["options"].keys():
+        raise ConfigError(f"the option {option} of sbatch belongs to trainkit: use {OWN_OPTIONS[option]}")
     limit = seconds_of(str(chosen["time"])) if chosen.get("time") is not None else None
     if limit is not None and limit <= 2 * chosen["signal_before"]:
         raise ConfigError(
@@ -153,15 +167,21 @@ def batch_of(
     arguments: argparse.Namespace, chosen: Mapping[str, Any], name: str, folder: Path, code: Code
 ) -> Batch:
     """Return the job that the arguments describe."""
-    python, script, module = str(chosen["python"]), code.script, arguments.module
+    # -P: import from the copy of the code, not from the working folder.
+    python = [str(chosen["python"]), *(["-P"] if code.paths else [])]
+    script, module = code.script, arguments.module
     given = [*(["-m"] if module else []), script, *arguments.arguments]
     if script.endswith((".yaml", ".yml")):
-        command = [python, "-m", "trainkit", "tune", *given]
+        command = [*python, "-m", "trainkit", "tune", *given]
     elif arguments.workers is not None:
-        nodes = ["--nnodes", "$SLURM_JOB_NUM_NODES"] if int(chosen.get("nodes") or 1) > 1 else []
-        command = [python, "-m", "trainkit", "run", *nodes, "--workers", arguments.workers, *given]
-    elif module or script.endswith(".py"):
-        command = [python, *given]
+        nodes = ["--nnodes", f"{chosen['nodes']}"] if int(chosen.get("nodes") or 1) > 1 else []
+        command = [*python, "-m", "trainkit", "run", *nodes, "--workers", arguments.workers, *given]
+    elif module:
+        command = [*python, *given]
+    elif script.endswith(".py"):
+        command = [python[0], *given]
+    elif not os.access(arguments.script, os.X_OK):
+        raise ConfigError(f"{arguments.script} is not executable: chmod +x {shlex.quote(arguments.script)}")
     else:
         command = [os.path.join(".", script) if os.sep not in script else script, *arguments.arguments]
     return Batch(name, folder, Path.cwd(), command, chosen, code.paths)
