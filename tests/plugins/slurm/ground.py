@@ -11,6 +11,7 @@ import os
 import random
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -150,11 +151,13 @@ class Slurm:
 
     def kill_node(self, node: str) -> None:
         """Let a node die: kill its daemon, the keepers of its jobs, and all their processes."""
-        # The daemon first: it would report the end of its jobs.
+        # The daemon first: it would report the end of its jobs. A keeper that has just begun is its child.
         daemon = self._daemons.pop(node)
+        daemon.send_signal(signal.SIGSTOP)
+        started = psutil.Process(daemon.pid).children()
         daemon.kill()
         daemon.wait()
-        for keeper in self._keepers(node):
+        for keeper in [*started, *self._keepers(node)]:
             _kill_tree(keeper)
 
     def start_node(self, node: str) -> None:
@@ -174,10 +177,21 @@ class Slurm:
             daemon.kill()
             daemon.wait()
         self._daemons.clear()
-        for node in self.nodes:
-            for keeper in self._keepers(node):
-                _kill_tree(keeper)
-            self.wait(lambda node=node: not self._keepers(node), f"no job is left on {node}")
+        self.wait(self._end_rest, "no process of a job is left")
+
+    def _end_rest(self) -> bool:
+        """Kill keepers of jobs, and processes of jobs whose keeper is dead; return True if there are none."""
+        rest = [each for node in self.nodes for each in self._keepers(node)]
+        rest += [each for each in psutil.process_iter() if self._is_of_a_job(each)]
+        for each in rest:
+            _kill_tree(each)
+        return not rest
+
+    def _is_of_a_job(self, process: psutil.Process) -> bool:
+        variables: dict[str, str] = {}
+        with contextlib.suppress(psutil.Error):
+            variables = process.environ()
+        return "SLURM_JOB_ID" in variables and variables.get("SLURM_CONF") == f"{self.conf}"
 
     def _start(self, name: str, *command: str) -> None:
         with (self.folder / f"{name}.out").open("ab") as out:

@@ -24,6 +24,14 @@ def test_nodes_run_jobs_die_and_leave_nothing(tmp_path):
         # Slurm starts the job again on another node, after the life of its credential.
         slurm.wait(lambda: slurm.job(job)["Restarts"] == "1", "the job is requeued")
         assert slurm.wait_for(job, "RUNNING")["NodeList"] != node
+        # A process whose keeper is dead ends with the ground, too.
+        slurm.wait(lambda: _running(sleep), "the program runs")
+        for keeper in psutil.process_iter():
+            if keeper.name() == "slurmstepd" and f"{tmp_path}" in str(keeper.open_files()):
+                keeper.kill()
     assert children() <= before
-    left = [each.info["cmdline"] for each in psutil.process_iter(["cmdline"])]
-    assert sleep.split() not in left
+    assert not _running(sleep)
+
+
+def _running(command):
+    return command.split() in [each.info["cmdline"] for each in psutil.process_iter(["cmdline"])]
