@@ -120,7 +120,7 @@ def test_a_search_resumes_after_its_time_limit(login: Login) -> None:
     state = login.slurm.wait_for(job, "COMPLETED", "FAILED", "TIMEOUT", seconds=240)
     output = login.trainkit("logs", job)
     assert state["JobState"] == "COMPLETED", output
-    assert "the time is over: the job is submitted again" in output
+    assert "the program ended early: the job is submitted again" in output
     assert "8 trials" in output
     results = tune.ResultGrid.from_path(login.folder / "results" / "search")
     assert sorted(result.metrics["loss"] for result in results) == [x + 2 for x in range(8)]

@@ -31,9 +31,9 @@ submit_again() {
         sleep 5
     done
     if [ -n "$again" ]; then
-        echo "trainkit: the time is over: the job is submitted again, and resumes"
+        echo "trainkit: the program ended early: the job is submitted again, and resumes"
     else
-        echo "trainkit: the time is over, but Slurm does not accept the job again: submit it again to continue"
+        echo "trainkit: the program ended early, but Slurm does not accept the job again: submit it again to continue"
     fi
 }
 
@@ -60,6 +60,10 @@ trap 'signalled=1; [ "$(slurm_says Reason)" != TimeLimit ] || submit_again' TERM
 "${command[@]}" &
 program=$!
 [ -z "$early" ] || kill -USR1 "$program"
+# If Slurm's keeper of this job is killed, nobody else ends the program, and the next attempt would meet it.
+(while [ -d "/proc/$PPID" ]; do sleep 2; done; kill "$program") 2>/dev/null &
+watcher=$!
+disown "$watcher"
 signalled=1
 while [ -n "$signalled" ]; do
     signalled=
@@ -67,6 +71,7 @@ while [ -n "$signalled" ]; do
     wait "$program"
     code=$?
 done
+kill "$watcher" 2>/dev/null
 note end "$code"
 case $code in
     138 | 143) submit_again ;; # The program ended early, by SIGUSR1, SIGTERM or stop_before_s.

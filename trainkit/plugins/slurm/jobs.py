@@ -202,7 +202,7 @@ def _accounted(jobs: Sequence[Job]) -> dict[Job, dict[str, dict[str, str]]]:
     """Return the fields of jobs in Slurm's database, by task; empty where a cluster has no database."""
     if not jobs or shutil.which("sacct") is None:
         return {}
-    words = ["sacct", "--allocations", "--array", "--noheader", "--parsable2"]
+    words = ["sacct", "--allocations", "--noheader", "--parsable2"]
     words += ["--format=State,ExitCode,Timelimit,JobID,JobName", f"--jobs={','.join(map(str, jobs))}"]
     try:
         lines = call(*words).splitlines()
@@ -214,6 +214,8 @@ def _accounted(jobs: Sequence[Job]) -> dict[Job, dict[str, dict[str, str]]]:
     for line in lines:
         state, code, limit, job_id, name = line.split("|", 4)
         job_id, _, task = job_id.partition("_")
+        if task.startswith("["):
+            continue  # tasks that have never begun
         state, _, by = state.partition(" by ")
         fields = {"JobState": state, "ExitCode": code, "TimeLimit": limit}
         fields |= {"CancelledBy": _user(by)} if by else {}
