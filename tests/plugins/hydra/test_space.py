@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from trainkit import tune
 from trainkit.errors import ConfigError, SpaceError, TuneError
@@ -74,7 +75,43 @@ def test_the_command_line_replaces_params():
 def test_a_grid_has_all_values():
     space = read("x=1,2", "y=range(0,3)", grid=True)
     assert space.params == {"x": tune.grid_search([1, 2]), "y": tune.grid_search([0, 1, 2])}
-    assert space.first() == ["x=1", "y=0"]
+    assert space.checks(LOADER) == [["x=1", "y=0"]]
+
+
+def test_each_choice_of_a_config_group_is_checked():
+    space = read("group1=file1,file2", "+group2@there=a,b", "x=1,2", grid=True)
+    assert space.checks(LOADER) == [
+        ["group1=file1", "+group2@there=a", "x=1"],
+        ["group1=file2", "+group2@there=a", "x=1"],
+        ["group1=file1", "+group2@there=a", "x=1"],
+        ["group1=file1", "+group2@there=b", "x=1"],
+    ]
+
+
+def test_a_list_of_a_file_may_contain_any_value():
+    values = [
+        "a b",
+        "c:d",
+        "x=y",
+        None,
+        "p,q",
+        "(",
+        "it's",
+        "1",
+        1,
+        True,
+        "null",
+        "a/b",
+        [1, "é"],
+        {"k": "v w"},
+    ]
+    space = read(params={"x": values})
+    loaded = [
+        OverridesParser.create().parse_override(override).value()
+        for choice in space.params["x"].categories
+        for override in space.overrides({"x": choice})
+    ]
+    assert loaded == values
 
 
 def test_a_grid_refuses_an_interval():

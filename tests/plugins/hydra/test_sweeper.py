@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 from omegaconf import OmegaConf
 
@@ -166,17 +167,59 @@ def test_the_same_command_resumes_an_interrupted_sweep(project: Path, sent: sign
     assert [each.config for each in undisturbed] == [each.config for each in results]
 
 
+def test_a_second_program_in_the_same_folder_is_refused(project: Path):
+    asked = ["x=1,2", "steps=1", "sleep=600", "hydra.sweeper.metric=loss"]
+    with open(project / "log", "w") as log:
+        program = subprocess.Popen(command(*asked), cwd=project, stdout=log, stderr=subprocess.STDOUT)
+    while not (project / "out" / "0" / "attempts").exists():
+        assert program.poll() is None, (project / "log").read_text()
+        time.sleep(0.01)
+    assert f"in use by the process with pid {program.pid}" in run(project, "x=3,4", *asked[1:], code=1)
+    program.send_signal(signal.SIGINT)
+    assert program.wait(60) == 130
+    assert OmegaConf.load(project / "out" / "multirun.yaml").hydra.overrides.task[0] == "x=1,2"
+
+
 def test_another_space_in_the_same_folder_is_refused(project: Path):
-    run(project, "x=1,2", "hydra.sweeper.search_alg=grid")
-    output = run(project, "x=1,3", "hydra.sweeper.search_alg=grid", code=1)
+    run(project, "x=1,2", "db=small,large", "hydra.sweeper.search_alg=grid")
+    output = run(project, "x=1,3", "db=small,large", "hydra.sweeper.search_alg=grid", code=1)
     assert "contains a sweep of ['x=1,2'], not of ['x=1,3']" in output
+    output = run(
+        project, "x=1,2", "db=small,large", "hydra.sweeper.search_alg=grid", "hydra.sweeper.mode=max", code=1
+    )
+    assert "contains a sweep of [], not of ['hydra.sweeper.mode=max']" in output
+    run(project, "db=small,large", "x=1,2", "hydra.sweeper.search_alg=grid", "hydra.sweeper.max_concurrent=1")
+
+
+def test_a_command_without_a_space_runs_one_job(project: Path):
+    run(project, "x=3", "+hydra.job.env_set={GIVEN: yes}")
+    assert numbered(project) == [0] and found(project)["best_params"] == {}
+
+
+def test_two_programs_share_a_study(project: Path):
+    joint = ["storage=sqlite:///study.db", "study_name=joint", "n_trials=4", "n_jobs=1"]
+    asked = ["x=interval(-5,5)", *(f"hydra.sweeper.{each}" for each in joint)]
+    programs = [
+        subprocess.Popen(command(*asked, f"hydra.sweep.dir={name}"), cwd=project, stderr=subprocess.DEVNULL)
+        for name in ("first", "second")
+    ]
+    assert [program.wait(120) for program in programs] == [0, 0]
+    study = optuna.load_study(study_name="joint", storage=f"sqlite:///{project}/study.db")
+    results = [each for name in ("first", "second") for each in ResultGrid.from_path(project / name)]
+    assert sorted(study.trials_dataframe()["value"]) == sorted(each.metrics["objective"] for each in results)
+    assert len(results) == 8
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["+hydra.sweeper.params.y=1"], "Could not override 'y'"),
-        (["hydra.sweeper.storage=sqlite:///a.db"], "hydra.sweeper.storage is not supported"),
+        (
+            ["hydra.sweeper.storage=sqlite:///a.db", "hydra.sweeper.search_alg=grid"],
+            "storage needs Optuna's search",
+        ),
+        (["hydra.sweeper.num_samples=0"], "num_samples=0: give 1 or more"),
+        (["db=small,missing"], "Could not find 'db/missing'"),
         (["hydra.sweeper.n_trials=2", "hydra.sweeper.num_samples=2"], "both num_samples and n_trials"),
         (["hydra.sweeper.max_failure_rate=2"], "give a number from 0 to 1"),
         (["hydra.sweeper.search_alg=tpee"], "search_alg='tpee' is not one of"),

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep, Transformer
+from hydra.core.override_parser.types import (
+    IntervalSweep,
+    Override,
+    Quote,
+    QuotedString,
+    RangeSweep,
+    Transformer,
+)
 from omegaconf import OmegaConf
 
 from trainkit import tune
@@ -30,9 +38,16 @@ class SweepSpace(NamedTuple):
         """Return the overrides of the job with this configuration."""
         return [*(f"{key}={_written(value)}" for key, value in config.items()), *self.fixed]
 
-    def first(self) -> list[str]:
-        """Return the overrides of a job with a value of each domain."""
-        return self.overrides({key: _a_value(domain) for key, domain in self.params.items()})
+    def checks(self, loader: ConfigLoader) -> list[list[str]]:
+        """Return overrides of jobs with a value of each domain, and with each choice of a config group."""
+        first = {key: _a_value(domain) for key, domain in self.params.items()}
+        choices = [
+            first | {key: choice}
+            for key, domain in self.params.items()
+            if loader.get_group_options(key.lstrip("+").partition("@")[0])
+            for choice in getattr(domain, "categories", None) or domain.values
+        ]
+        return [self.overrides(config) for config in choices or [first]]
 
 
 def read_space(
@@ -69,8 +84,20 @@ def read_space(
 def _as_text(value: Any) -> str:
     # The list of a YAML file is a choice on the command line, too.
     if OmegaConf.is_list(value) or isinstance(value, list | tuple):
-        return ",".join(_written(each) for each in value)
+        return ",".join(_written(Transformer.encode(_element(each))) for each in value)
     return _written(value)
+
+
+def _element(value: Any) -> Any:
+    """Return an element of a YAML list as an element of the grammar, in which most texts need quotes."""
+    if isinstance(value, str):
+        plain = re.fullmatch(r"(?!(?i:true|false|null|nan|inf)$)[A-Za-z_][\w./-]*", value, re.ASCII)
+        return value if plain else QuotedString(text=value, quote=Quote.single)
+    if isinstance(value, Mapping):
+        return {name: _element(each) for name, each in value.items()}
+    if isinstance(value, Sequence):
+        return [_element(each) for each in value]
+    return value
 
 
 def _written(value: Any) -> str:

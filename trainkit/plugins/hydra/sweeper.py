@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from trainkit.plugins.hydra.jobs import INSTALLED, JobRunner, begin
 from trainkit.plugins.hydra.launcher import JobLauncher
 from trainkit.plugins.hydra.objective import Objective, read_objective
 from trainkit.plugins.hydra.space import SweepSpace, read_space
+from trainkit.tune.store.ownership import Ownership
 from trainkit.tune.trial.context import current_session
 
 if TYPE_CHECKING:
@@ -30,11 +32,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_NOT_SUPPORTED = {
-    "storage": "the jobs are stored in hydra.sweep.dir: give the same hydra.sweep.dir to resume a sweep",
-    "custom_search_space": "write the space as overrides, or use trainkit.tune.Tuner with tune.when",
-}
-"""Settings of Hydra's sweeper for Optuna without an equal here, with the advice for each."""
+_LOCK = "multirun.lock"
+
+_CHANGEABLE = (
+    "params", "num_samples", "n_trials", "max_concurrent", "n_jobs", "max_failure_rate", "tune_config",
+    "stop", "verbose",
+)  # fmt: skip
+"""Settings that may change between two runs of a sweep, and `params`, which is compared by itself."""
 
 
 @dataclass
@@ -124,11 +128,11 @@ class TuneSweeper(Sweeper):
     config: DictConfig
 
     def __init__(self, **settings: Any) -> None:
-        for name, advice in _NOT_SUPPORTED.items():
-            if settings.get(name) is not None:
-                raise ConfigError(
-                    f"hydra.sweeper.{name} is not supported by hydra/sweeper=trainkit: {advice}"
-                )
+        if settings.get("custom_search_space") is not None:
+            raise ConfigError(
+                "hydra.sweeper.custom_search_space is not supported by hydra/sweeper=trainkit: "
+                "write the space as overrides, or use trainkit.tune.Tuner with tune.when"
+            )
         self.settings = SweeperSettings(**{name: _plain(value) for name, value in settings.items()})
         self.objective = read_objective(self.settings.metric, self.settings.mode, self.settings.direction)
         # Hydra leaves the sampler of a grid without its space.
@@ -159,26 +163,28 @@ class TuneSweeper(Sweeper):
         folder = begin(self.config).absolute()
         loader = self.hydra_context.config_loader
         space = read_space(self.settings.params, arguments, loader, grid=self.is_grid)
-        self.validate_batch_is_legal([space.first()])
-        resumes = tune.Tuner.can_restore(folder)
-        self._save_command(folder, must_equal=resumes)
-        with self.jobs.session():
-            results = self._tuner(folder, space, resumes).fit()
-        self._conclude(folder, results)
+        self.validate_batch_is_legal(space.checks(loader))
+        with contextlib.closing(Ownership(folder, _LOCK)):
+            resumes = tune.Tuner.can_restore(folder)
+            self._save_command(folder, must_equal=resumes)
+            with self.jobs.session():
+                results = self._tuner(folder, space, resumes).fit()
+            self._conclude(folder, results)
 
     def _save_command(self, folder: Path, *, must_equal: bool) -> None:
-        """Write `multirun.yaml`, or check that the sweep to resume has the same space.
+        """Write `multirun.yaml`, or check that the sweep to resume has the same space and search.
 
         Raises:
-            ConfigError: the spaces differ.
+            ConfigError: the spaces or the searches differ.
         """
         path = folder / "multirun.yaml"
         if must_equal and path.exists():
             earlier, now = _command_of(OmegaConf.load(path)), _command_of(self.config)
             if earlier != now:
                 raise ConfigError(
-                    f"hydra.sweep.dir={folder} contains a sweep of {earlier}, not of {now}: give the same "
-                    "overrides to resume the sweep, or another hydra.sweep.dir to begin a new sweep"
+                    f"hydra.sweep.dir={folder} contains a sweep of {sorted(earlier - now)}, not of "
+                    f"{sorted(now - earlier)}: give the same overrides to resume the sweep, or another "
+                    "hydra.sweep.dir to begin a new sweep"
                 )
         OmegaConf.save(self.config, path)
 
@@ -213,26 +219,37 @@ class TuneSweeper(Sweeper):
             mode=cast("Any", self.objective.mode),
             search_alg=self._searcher(),
             scheduler=tune.create_scheduler(settings.scheduler or "fifo", **settings.scheduler_settings),
-            num_samples=self._count(),
+            num_samples=self._count(space),
             max_concurrent_trials=self._either("max_concurrent", "n_jobs") or self.jobs.n_jobs,
             seed=settings.seed,
             trial_dirname_creator=_folder_of,
             **settings.tune_config,
         )
 
-    def _count(self) -> int:
+    def _count(self, space: SweepSpace) -> int:
         if not self.is_grid:
-            return self._either("num_samples", "n_trials") or 20
+            given: int | None = self._either("num_samples", "n_trials")
+            return given if given is not None else 20 if space.params else 1
         if self.settings.n_trials is not None:
             log.info("a grid runs all combinations: hydra.sweeper.n_trials has no effect")
         return self.settings.num_samples or 1
 
     def _searcher(self) -> Any:
-        name, sampler = self.settings.search_alg, self.settings.sampler
-        if sampler is not None and not self.is_grid:
-            if name is not None:
+        name, sampler, storage = self.settings.search_alg, self.settings.sampler, self.settings.storage
+        if storage is not None and (self.is_grid or name not in (None, "optuna")):
+            raise ConfigError(
+                "hydra.sweeper.storage needs Optuna's search: remove search_alg, or the storage"
+            )
+        if (sampler is not None and not self.is_grid) or storage is not None:
+            if name is not None and sampler is not None:
                 raise ConfigError("hydra.sweeper has both search_alg and sampler: give one of them")
-            return tune.create_searcher("optuna", sampler=sampler)
+            return tune.create_searcher(
+                "optuna",
+                sampler=sampler,
+                storage=storage,
+                study_name=self.settings.study_name,
+                **self.settings.search_settings,
+            )
         if name is None and not self.settings.search_settings:
             return None
         return tune.create_searcher(
@@ -284,11 +301,17 @@ def _plain(value: Any) -> Any:
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
-def _command_of(config: Any) -> list[str]:
-    """Return the overrides and the space of a sweep's configuration."""
-    params = OmegaConf.select(config, "hydra.sweeper.params") or {}
-    own = [f"hydra.sweeper.params.{name}={value}" for name, value in params.items()]
-    return [*filter_overrides(list(config.hydra.overrides.task)), *own]
+def _command_of(config: Any) -> set[str]:
+    """Return the overrides, the space and the search of a sweep's configuration."""
+    settings = cast("dict[str, Any]", OmegaConf.to_container(config.hydra.sweeper, resolve=False))
+    params = settings.get("params") or {}
+    own = {f"hydra.sweeper.params.{name}={value}" for name, value in params.items()}
+    own |= {
+        f"hydra.sweeper.{name}={value}"
+        for name, value in settings.items()
+        if name not in _CHANGEABLE and value not in (None, {})
+    }
+    return own.union(filter_overrides(list(config.hydra.overrides.task)))
 
 
 def _number_of(trial_id: str) -> int:
