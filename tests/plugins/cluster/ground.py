@@ -94,6 +94,13 @@ class Hosts:
 
         assert eventually(listens), Path(log).read_text()
 
+    def change(self, name: str, line: str) -> None:
+        """Add a line to the settings of a host's server, and start the server again."""
+        with (self.folder / f"{name}.conf").open("a") as file:
+            file.write(f"{line}\n")
+        self.end(name)
+        self.begin(name)
+
     def end(self, name: str) -> None:
         """End a host: its server, and all processes that were started through it, by SIGKILL."""
         server = self._servers[name]

@@ -15,6 +15,7 @@ import pytest
 from tests.conftest import eventually
 from tests.plugins.cluster.ground import Hosts, reason_to_skip
 from trainkit.errors import ConfigError
+from trainkit.plugins.cluster import commands
 from trainkit.plugins.cluster.commands import RemoteError, carried, start
 from trainkit.plugins.cluster.machines import Machine, Machines, cpus_of, nodes_of
 
@@ -114,6 +115,55 @@ def test_a_command_runs_on_each_host(
 
 
 @needs_ssh
+def test_words_of_a_shell_are_no_output(hosts: Hosts, capfd: pytest.CaptureFixture[str]) -> None:
+    hosts.change("h2", """ForceCommand sh -c 'echo Welcome; eval "$SSH_ORIGINAL_COMMAND"'""")
+    with start(Machines.named("h1,h2"), ["echo", "done"]) as each:
+        each.wait()
+    assert sorted(capfd.readouterr().out.splitlines()) == ["[h1] done", "[h2] done"]
+    hosts.change("h3", "ForceCommand echo This account is closed; exit 1")
+    with (
+        start(Machines.named("h3"), ["true"]) as each,
+        pytest.raises(RemoteError, match=r"h3 can't be reached: This account is closed"),
+    ):
+        each.wait()
+
+
+@needs_ssh
+def test_progress_bars_and_long_lines_are_shown_at_once(
+    hosts: Hosts, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shell = r"printf '\r 50%%'; head -c 200000 /dev/zero | tr '\0' x >&2; read end"
+    shown = ["", ""]
+
+    def are_shown() -> bool:
+        read = capfd.readouterr()
+        shown[0] += read.out
+        shown[1] += read.err
+        return shown[0] == "\r 50%" and len(shown[1]) >= 200_000 - (1 << 17)
+
+    with start(Machines.named("h1"), ["sh", "-c", shell], prefix=False):
+        assert eventually(are_shown)
+
+
+@needs_ssh
+def test_a_host_ends_its_command_when_the_network_is_cut(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "SILENCE_S", 2.0)
+
+    def words(process: psutil.Process) -> str:
+        return " ".join(process.info["cmdline"] or [])
+
+    with start(Machines.named("h1"), ["sleep", "731"]) as each:
+        assert eventually(lambda: any(words(process) == "sleep 731" for process in _processes()))
+        (ssh,) = [process for process in psutil.Process().children() if process.name() == "ssh"]
+        assert not eventually(each.failures, 4), "the command runs as long as this program lives"
+        ssh.suspend()  # it passes nothing on, and closes nothing
+        assert eventually(lambda: not any(words(process) == "sleep 731" for process in _processes()), 60)
+        ssh.resume()
+
+
+@needs_ssh
 def test_secrets_are_in_no_command_line(hosts: Hosts, tmp_path: Path) -> None:
     with start(Machines.named("h1"), ["sleep", "600"], environment={"SECRET": "xyzzy42"}) as each:
         assert eventually(lambda: any(p.info["cmdline"] == ["sleep", "600"] for p in _processes()))
@@ -149,6 +199,11 @@ def test_failures_name_the_host(hosts: Hosts) -> None:
     with (
         start(Machines.named("h1"), ["true"], python="/nonesuch/python") as each,
         pytest.raises(RemoteError, match=r"h1 can't be reached: .*/nonesuch/python"),
+    ):
+        each.wait()
+    with (
+        start(Machines.named("h1"), ["sh", "-c", "kill -36 $$"]) as each,
+        pytest.raises(RemoteError, match=r"the command on h1 was killed by signal 36"),
     ):
         each.wait()
 

@@ -26,10 +26,15 @@ from typing import Any, Self
 from trainkit.errors import TrainkitError
 from trainkit.plugins.cluster import keeper
 from trainkit.plugins.cluster.machines import Machine
+from trainkit.runtime.restart_policy import signal_name
 from trainkit.settings import EXPERIMENT_MARK, PAUSES, SESSION_MARK, TERMINAL
 
 GRACE_S = 10.0
 """Seconds that a command has to end after SIGTERM, before it is killed."""
+
+SILENCE_S = 120.0
+"""Seconds without a sign of life from this program, after which a host of SSH ends its command: the server of
+SSH would notice hours later that the network is cut."""
 
 _CARRIED = (
     "PYTHONPATH PYTHONUNBUFFERED PYTHONHASHSEED VIRTUAL_ENV CONDA_PREFIX LD_LIBRARY_PATH LANG LC_ALL TZ"
@@ -40,10 +45,13 @@ _CARRIED_PREFIXES = tuple(
 _OF_ONE_MACHINE = (SESSION_MARK, EXPERIMENT_MARK, PAUSES, TERMINAL)
 _OF_TASKS = frozenset(
     "SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU "
-    "SLURM_TRES_PER_TASK SLURM_GPU_BIND SLURM_TRES_BIND".split()
+    "SLURM_TRES_PER_TASK SLURM_GPU_BIND SLURM_TRES_BIND SRUN_CPUS_PER_TASK SLURM_EXACT SLURM_EXCLUSIVE "
+    "SLURM_LABELIO SLURM_STDINMODE SLURM_STDOUTMODE SLURM_STDERRMODE".split()
 )
-"""Options of the job's tasks, of which `srun` would give the keeper's step only the share of one task."""
+"""Options of the job's tasks, by which `srun` would give the keeper's step only the share of one task, or
+would change the keeper's messages."""
 _SHOWN_WORDS = 5
+_LONGEST_LINE = 1 << 16
 _showing = threading.Lock()
 _NOISE = b"lacks support for cpu binding"
 
@@ -127,8 +135,10 @@ class RemoteCommand:
         self._writing = threading.Lock()
         self._words: list[str] = []
         self._end: dict[str, Any] = {}
+        self._has_ended = threading.Event()
+        source = Path(keeper.__file__).read_bytes()
         self._carrier = subprocess.Popen(
-            carrier(machine, python, options),
+            carrier(machine, python, len(source), options),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -142,9 +152,10 @@ class RemoteCommand:
             "environment": {**given, **(environment or {})},
             "folder": os.fspath(os.getcwd() if folder is None else folder),
             "grace_s": grace_s,
+            "silence_s": SILENCE_S if machine.by == "ssh" else None,
         }
-        source = Path(keeper.__file__).read_bytes()
-        self._send(b"%d\n" % len(source) + source + _frame(b"H", json.dumps(asked).encode()))
+        self._send(source + _frame(b"H", json.dumps(asked).encode()))
+        threading.Thread(target=self._show_life, daemon=True).start()
         self._thread = threading.Thread(target=self._read, name=f"trainkit-{machine}", daemon=True)
         self._thread.start()
 
@@ -187,19 +198,35 @@ class RemoteCommand:
             while data:
                 data = data[self._pipe("stdin").write(data) :]
 
+    def _show_life(self) -> None:
+        while not self._has_ended.wait(SILENCE_S / 10):
+            self._send(_frame(b"B", b""))
+
     def _read(self) -> None:
         listening = threading.Thread(target=self._listen, daemon=True)
         listening.start()
         try:
-            self._pass_on()
+            if self._is_greeted():
+                self._pass_on()
         except OSError as error:  # the receiver could not write the output
             self._end = {"unread": str(error)}
+        self._has_ended.set()
         self.leave()
         code = self._carrier.wait()
         listening.join(GRACE_S)
         for name in ("stdout", "stderr"):
             self._pipe(name).close()
         self._tell(Event(self.machine, "ended", error=self._failure(code)))
+
+    def _is_greeted(self) -> bool:
+        """Skip what the machine's shell prints until the keeper begins; return False if no keeper begins."""
+        said = b""
+        while not said.endswith(keeper.GREETING):
+            if not (piece := self._pipe("stdout").read(1)):
+                self._words = said.decode(errors="replace").splitlines()[-_SHOWN_WORDS:] + self._words
+                return False
+            said = said[-_LONGEST_LINE:] + piece
+        return True
 
     def _pass_on(self) -> None:
         """Pass on all that the command does, until it ends."""
@@ -213,12 +240,14 @@ class RemoteCommand:
                 self._end = json.loads(content)
                 break
             else:
-                lines, end, left = content.rpartition(b"\n")
-                if end:
-                    whole = parts.pop(kind, b"") + lines + end
-                    for data in whole.splitlines() if kind == b"M" else [whole]:
-                        self._tell(Event(self.machine, kinds[kind], data))
-                parts[kind] = parts.get(kind, b"") + left
+                content = parts.pop(kind, b"") + content
+                size = content.rfind(b"\n") + 1
+                # The end of a progress bar's line never comes.
+                if kind != b"M" and (b"\r" in content[size:] or len(content) - size > _LONGEST_LINE):
+                    size = len(content)
+                whole, parts[kind] = content[:size], content[size:]
+                for data in whole.splitlines() if kind == b"M" else filter(None, [whole]):
+                    self._tell(Event(self.machine, kinds[kind], data))
         for kind, left in filter(all, parts.items()):
             self._tell(Event(self.machine, kinds[kind], left))
 
@@ -237,9 +266,7 @@ class RemoteCommand:
             code = self._end["code"]
             if not code:
                 return None
-            how = (
-                f"ended with exit code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
-            )
+            how = f"ended with exit code {code}" if code > 0 else f"was killed by {signal_name(-code)}"
             return RemoteError(self.machine, f"the command on {name} {how}", code)
         said = "; ".join(filter(None, self._words)) or f"exit code {carrier_code}, without a message"
         if self.has_begun:
@@ -256,23 +283,16 @@ _ADVICE = {
 }
 """Advice for a machine that can't be reached, by the way to reach it."""
 
-_LOAD = r"""
-import sys
-def read(size):
-    return open(0, "rb", 0, closefd=False).read(size) or sys.exit(1)
-size, source = b"", b""
-while size[-1:] != b"\n":
-    size += read(1)
-while len(source) < int(size):
-    source += read(int(size) - len(source))
-exec(source)
-""".strip()
-"""Program that reads the keeper's text from its input, and runs the keeper."""
+_LOAD = 'import os;exec(b"".join(os.read(0,1) for _ in range({})))'
+"""Program that reads the keeper's text of a given size from its input, and runs the keeper. It is one line,
+because csh can't quote lines."""
 
 
-def carrier(machine: Machine, python: str, more: Sequence[str] = ()) -> list[str]:
-    """Return the command line that starts a keeper on a machine. Its text is then sent to its input."""
-    keep = [python, "-u", "-c", _LOAD]
+def carrier(machine: Machine, python: str, size: int, more: Sequence[str] = ()) -> list[str]:
+    """Return the command line that starts a keeper on a machine. Its text, of `size` bytes, is then sent to
+    its input.
+    """
+    keep = [python, "-u", "-c", _LOAD.format(size)]
     if machine.by == "here":
         return keep
     if machine.by == "slurm":

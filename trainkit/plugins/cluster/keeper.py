@@ -2,13 +2,15 @@
 and ends the command when the connection to the program that asked for it ends.
 
 The text of this file is sent to the machine, and Python runs the text there. So this file imports the
-standard library only. Messages are frames of a kind (one letter), a length and a content, in both directions:
+standard library only. It first writes GREETING, because a shell may have written something before. Messages
+are frames of a kind (one letter), a length and a content, in both directions:
 
 | kind | to the keeper | from the keeper |
 | --- | --- | --- |
 | H | first frame: command, folder and environment variables, as JSON | the command has begun: its id |
 | I | input of the command; an empty frame closes the input | |
 | S | signal for the command: its number | |
+| B | sign of life; the command is ended if none comes for some time | |
 | O, E | | output of the command, and its standard error |
 | M | | what the command has written to its descriptor REPORTS |
 | X | | end of the command: its exit code, negative for a signal, or why it can't start |
@@ -22,6 +24,7 @@ import fcntl
 import io
 import json
 import os
+import select
 import signal
 import struct
 import subprocess
@@ -30,12 +33,13 @@ from collections.abc import Iterator
 from typing import Any
 
 HEAD = struct.Struct(">cI")
+GREETING = b"\0trainkit's keeper\0"
 REPORTS = 3
 """Descriptor to which a command can write messages, apart from its output."""
 _PIECE = 65536
 _LAST_WORDS_S = 5.0
 _LOOK_S = 0.02
-_SUBREAPER = 36
+_PARENT_DEATH_SIGNAL, _SUBREAPER = 1, 36
 
 
 class _Keeper:
@@ -61,6 +65,7 @@ class _Keeper:
                 pass_fds=(REPORTS,),
                 env=environment,
                 start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
         except OSError as error:
             self._tell(b"X", json.dumps({"error": str(error)}).encode())
@@ -92,7 +97,7 @@ class _Keeper:
             self._tell(kind, piece)
 
     def _obey(self, child: subprocess.Popen[bytes]) -> None:
-        for kind, content in frames(_input()):
+        for kind, content in frames(_input(), self.asked["silence_s"]):
             if kind == b"S":
                 child.send_signal(int(content))
             elif kind == b"I" and child.stdin is not None:
@@ -150,12 +155,17 @@ def children() -> list[int]:
     return found
 
 
-def frames(stream: io.RawIOBase) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the kind and content of each frame of a stream without a buffer, until the stream ends."""
+def frames(stream: io.RawIOBase, silence_s: float | None = None) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the kind and content of each frame of a stream without a buffer.
+
+    The frames end with the stream, or after `silence_s` seconds without data.
+    """
 
     def whole(size: int) -> bytes | None:
         data = b""
         while len(data) < size:
+            if silence_s is not None and not select.select([stream], [], [], silence_s)[0]:
+                return None
             piece = stream.read(size - len(data))
             if not piece:
                 return None
@@ -170,6 +180,11 @@ def frames(stream: io.RawIOBase) -> Iterator[tuple[bytes, bytes]]:
         yield kind, content
 
 
+def _end_with_parent() -> None:
+    """Let this process get SIGTERM when the keeper is killed."""
+    ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, int(signal.SIGTERM), 0, 0, 0)
+
+
 def _pass(number: int, frame: object) -> None:
     """Do nothing; a handler, unlike SIG_IGN, is not inherited by the command."""
 
@@ -181,6 +196,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, _pass)
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+    os.write(1, GREETING)
     asked = next(frames(_input()), None)
     if asked is not None:
         _Keeper(json.loads(asked[1])).keep()
