@@ -19,7 +19,7 @@ from tests.plugins.launch.test_run import DDP, RANK, ready, run
 from tests.plugins.slurm.ground import Slurm, missing
 from tests.runtime.local.programs import Programs
 from trainkit.errors import ConfigError
-from trainkit.plugins.launch.agent import interface_of, network_variables
+from trainkit.plugins.launch.agent import hello_of, interface_of, is_loopback, network_variables
 from trainkit.plugins.launch.links import SocketLink, key_of
 
 needs_ssh = pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip() or "needs SSH")
@@ -128,6 +128,26 @@ def test_a_host_that_can_not_run_it_is_named(programs: Programs, hosts: Hosts) -
 
 
 @needs_ssh
+@pytest.mark.slow
+def test_a_host_that_never_answers_is_named(programs: Programs, hosts: Hosts) -> None:
+    hosts.change("h2", "ForceCommand sleep 600")
+    flags = (*ONE_EACH, "--hosts", "h1,h2", "--rdzv-conf")
+    program = programs.begin(VARIABLES, flags=(*flags, "join_timeout=25"))
+    assert (program.communicate(timeout=300), program.returncode) == (
+        (
+            "",
+            "trainkit: waiting for h2: 1 of 2 machines are ready\n"
+            "trainkit: h2 did not answer in time; 1 of 2 machines are ready\n",
+        ),
+        1,
+    )
+    program = programs.begin(VARIABLES, flags=(*flags, "last_call_timeout=1", "--nnodes", "1:2"))
+    out, err = program.communicate(timeout=300)
+    assert (out, err, program.returncode) == ("0 1 0 1 0 1 0\n", "trainkit: h2 did not answer in time\n", 0)
+    assert programs.nothing_is_left()
+
+
+@needs_ssh
 def test_ranks_start_again_on_the_hosts_that_are_left(programs: Programs, hosts: Hosts) -> None:
     flags = (*ONE_EACH, "--hosts", "h1,h2,h3", "--nnodes", "2:3", "--max-restarts", "1")
     program = programs.begin(SIGNALS, flags=flags)
@@ -227,6 +247,63 @@ def test_each_launcher_tells_of_the_failure(programs: Programs, monkeypatch: pyt
         assert re.match(r"trainkit: rank 1 of 3 on \S+ \(pid \d+\) raised LookupError; the other", err), err
         assert err.count("Traceback") == 1
     assert programs.nothing_is_left()
+
+
+def test_a_launcher_without_its_leader_says_so(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(programs.folder / "config"))
+    second, first = by_hand(programs, SIGNALS, port=free_port())
+    pids = [*ready(first, 2), *ready(second, 1)]
+    first.kill()
+    first.communicate(timeout=300)
+    lost = "trainkit: the connection to the launcher that leads the run was lost; the ranks were ended\n"
+    assert (*second.communicate(timeout=300), second.returncode) == ("", lost, 1)
+    assert ended(pids)
+    assert eventually(programs.nothing_is_left)
+
+
+def test_machines_with_a_wrong_rank_are_refused(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(programs.folder / "config"))
+    place = ("--nnodes", "3", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--node-rank")
+    flags = ("-m", "trainkit", "run", *place)
+    good = [programs.begin(VARIABLES, flags=(*flags, "0"))]
+    for rank in ("3", "-1"):
+        wrong = programs.begin(VARIABLES, flags=(*flags, rank))
+        _, err = wrong.communicate(timeout=300)
+        assert wrong.returncode == 1
+        assert err.endswith(f"trainkit: --node-rank {rank} must be an index of --nnodes 3 machines\n")
+    both = [programs.begin(VARIABLES, flags=(*flags, "1")) for _ in range(2)]
+    assert eventually(lambda: any(program.poll() is not None for program in both))
+    (twin,) = [program for program in both if program.poll() is not None]
+    _, err = twin.communicate(timeout=300)
+    assert twin.returncode == 1
+    assert err.endswith("trainkit: another launcher has --node-rank 1: give each machine its own\n")
+    good += [*(program for program in both if program is not twin)]
+    good.append(programs.begin(VARIABLES, flags=(*flags, "2")))
+    rows = [program.communicate(timeout=300)[0] for program in good]
+    assert rows == ["0 3 0 1 0 3 0\n", "1 3 0 1 1 3 1\n", "2 3 0 1 2 3 2\n"]
+
+
+def test_a_name_that_means_loopback_here_is_open_to_others(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Debian maps the name of a machine to 127.0.1.1 on this machine, and the others know its address.
+    name = socket.gethostname()
+    others = [each for each in hello_of("")["addresses"] if not is_loopback(each)]
+    if not is_loopback(socket.gethostbyname(name)) or not others:
+        pytest.skip("the name of this machine has no loopback address")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(programs.folder / "config"))
+    port = free_port()
+    flags = ("-m", "trainkit", "run", "--nnodes", "2", "--node-rank")
+    first = programs.begin(VARIABLES, flags=(*flags, "0", "--rdzv-endpoint", f"{name}:{port}"))
+
+    def connects() -> bool:
+        with socket.socket() as asking:
+            return asking.connect_ex((others[0], port)) == 0
+
+    assert eventually(connects)
+    second = programs.begin(VARIABLES, flags=(*flags, "1", "--rdzv-endpoint", f"{name}:{port}"))
+    assert second.communicate(timeout=300) == ("1 2 0 1 1 2 1\n", "")
+    assert first.communicate(timeout=300) == ("0 2 0 1 0 2 0\n", "")
 
 
 def test_a_stranger_can_not_join(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,10 +179,11 @@ class RemoteCommand:
 
     def kill(self) -> None:
         """End the connection at once. The command's machine kills the command."""
-        self.send_signal(signal.SIGKILL)
-        self.leave()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._carrier.wait(GRACE_S)
+        if self.has_begun:
+            self.send_signal(signal.SIGKILL)
+            self.leave()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._carrier.wait(GRACE_S)
         self._carrier.kill()
 
     def join(self, timeout_s: float | None = None) -> bool:

@@ -105,7 +105,11 @@ class Agent:
                 if kind == "start":
                     self._ranks.is_ending = bool(self._delivered)
                 self._orders.put(message)
+                if kind == "end":
+                    return
         self._stop("")
+        with contextlib.suppress(OSError):  # if this is a host of SSH, the connection has ended
+            say("the connection to the launcher that leads the run was lost; the ranks were ended")
         self._orders.put(("lost", 1))
 
     def _stop(self, told: str) -> None:
@@ -165,15 +169,9 @@ def hello_of(name: str, address: str = "") -> dict[str, Any]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, contextlib.suppress(OSError):
         asking.connect(("192.0.2.1", 9))
         found.append(asking.getsockname()[0])
-    loopback = [
-        Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-        os.stat("/proc/self/ns/net").st_ino,
-    ]
-    return {
-        "name": name or socket.gethostname(),
-        "addresses": list(dict.fromkeys(found)),
-        "loopback": loopback,
-    }
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    own = {"name": name or socket.gethostname(), "addresses": list(dict.fromkeys(found))}
+    return own | {"loopback": [boot, os.stat("/proc/self/ns/net").st_ino]}
 
 
 def network_variables(address: str, own: list[str]) -> dict[str, str]:

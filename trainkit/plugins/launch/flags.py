@@ -156,23 +156,12 @@ def _add_torchrun(group: Any) -> None:
     _add(group, "standalone", action="store_true", help="meet at a free port, with a new run id")
     for name in ("master-addr", "main-process-ip"):
         _add(group, name, dest="master_addr", help="address where the ranks meet (default: 127.0.0.1)")
+    meets = "port to meet at (default: a free port)"
     for name in ("master-port", "main-process-port"):
-        _add(
-            group,
-            name,
-            dest="master_port",
-            type=int,
-            metavar="PORT",
-            help="port to meet at (default: a free port)",
-        )
+        _add(group, name, dest="master_port", type=int, metavar="PORT", help=meets)
     _add(group, "rdzv-endpoint", default="", metavar="HOST:PORT", help="address and port in one")
-    _add(
-        group,
-        "rdzv-conf",
-        default="",
-        metavar="K=V,...",
-        help="join_timeout and last_call_timeout, in seconds",
-    )
+    timeouts = "join_timeout and last_call_timeout, in seconds"
+    _add(group, "rdzv-conf", default="", metavar="K=V,...", help=timeouts)
     _add(group, "local-addr", default="", metavar="ADDRESS", help="address of this machine for the others")
     _add(group, "rdzv-id", default="none", metavar="ID", help="TORCHELASTIC_RUN_ID")
     _add(group, "role", default="default", help="ROLE_NAME")
@@ -227,8 +216,9 @@ def options_of(arguments: argparse.Namespace) -> ScriptOptions:
         # The parser already refuses this flag, so the value comes from an environment variable.
         if getattr(arguments, name.replace("-", "_")):
             raise ConfigError(f"{_pet(name)}: {reason}")
-    if (nodes := machines_of(arguments.nnodes)[1]) == 1 and arguments.node_rank:
-        raise ConfigError(f"--node-rank {arguments.node_rank} needs --nnodes with the number of machines")
+    nodes = machines_of(arguments.nnodes)[1]
+    if not 0 <= (arguments.node_rank or 0) < nodes:
+        raise ConfigError(f"--node-rank {arguments.node_rank} must be an index of --nnodes {nodes} machines")
     if arguments.num_processes and nodes > 1:
         arguments.workers = _share(arguments.num_processes, nodes)
     if arguments.no_python and arguments.module:

@@ -25,10 +25,15 @@ from typing import Any, Protocol
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
 from trainkit.plugins.cluster.keeper import REPORTS
+from trainkit.plugins.launch.script import say
 
 Message = tuple[str, Any]
 """Kind and content of a message."""
 
+_LOSS = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 30_000}
+"""Options by which the loss of the other machine is noticed after 30 s."""
+PATIENCE_S = 20.0
+"""Seconds after which a launcher says what it waits for."""
 _AUTHENTICATION_S = 20
 _AGAIN_S = 0.2
 _LONGEST = 1 << 24
@@ -82,8 +87,8 @@ class SocketLink:
     def __init__(self, connected: socket.socket, key: bytes, *, leads: bool) -> None:
         self.address: str = connected.getsockname()[0]
         self.peer: str = connected.getpeername()[0]
-        for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
-            connected.setsockopt(socket.IPPROTO_TCP, option, value)
+        for option, value in _LOSS.items():
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connected.setblocking(True)
         _limit(connected, _AUTHENTICATION_S)
@@ -146,21 +151,22 @@ def joined(host: str, port: int, key: bytes, seconds: float) -> SocketLink:
     Raises:
         ConfigError: no leader with the same key answers within `seconds`.
     """
-    latest = SYSTEM.monotonic() + seconds
+    begun = SYSTEM.monotonic()
+    latest, quiet = begun + seconds, begun + PATIENCE_S
     while True:
         try:
-            return SocketLink(
-                socket.create_connection((host, port), timeout=_AUTHENTICATION_S), key, leads=False
-            )
+            connected = socket.create_connection((host, port), timeout=_AUTHENTICATION_S)
+            return SocketLink(connected, key, leads=False)
         except ConfigError as error:
             same = "--rdzv-id, --rdzv-endpoint and the file ~/.config/trainkit/run-secret"
             raise ConfigError(f"{error}: {same} must be the same on all machines") from None
         except OSError as error:
+            missing = f"the launcher with --node-rank 0 can't be reached at {host}:{port} ({error}):"
             if SYSTEM.monotonic() > latest:
-                raise ConfigError(
-                    f"the launcher with --node-rank 0 can't be reached at {host}:{port} ({error}): start it "
-                    f"on {host}, and let the machines connect to this port"
-                ) from error
+                raise ConfigError(f"{missing} start it, and let all machines connect to this port") from error
+            if SYSTEM.monotonic() > quiet:
+                quiet = latest
+                say(f"{missing} waiting for it")
             SYSTEM.sleep(_AGAIN_S)
 
 

@@ -24,7 +24,7 @@ from trainkit.plugins.cluster.machines import Machine, Machines
 from trainkit.plugins.launch.agent import Agent, hello_of, is_loopback
 from trainkit.plugins.launch.flags import machines_of, meeting_place, options_of, streams_of
 from trainkit.plugins.launch.launcher import LATE, RankFailure, handle_signals, listening_at
-from trainkit.plugins.launch.links import Link, PipeLink, SocketLink, accept, joined, key_of
+from trainkit.plugins.launch.links import PATIENCE_S, Link, PipeLink, SocketLink, accept, joined, key_of
 from trainkit.plugins.launch.script import say, tell
 from trainkit.runtime.local.system import boot
 
@@ -47,8 +47,8 @@ class RunOptions:
         max_restarts: maximum number of restarts of all ranks after failures.
         shutdown_s: seconds from a signal until ranks that still run are killed.
         address: address of the rendezvous store; "": an address of the first machine.
-        times: seconds in which enough launchers must have joined, if users start them, and seconds that
-            launchers above the least number then have to join.
+        times: seconds in which enough machines must be ready, and seconds that machines above the least
+            number then have to become ready.
     """
 
     least: int
@@ -177,16 +177,20 @@ class Leader:
         """Wait for machines; return those that take part, in the order of their ranks; [] after a signal."""
         least, most = self._options.least, self._options.most
         begun = SYSTEM.monotonic()
-        enough = math.inf
+        enough, quiet = begun + self._options.times[0], begun + PATIENCE_S
         while self._signal is None:
             ready = [node for node in self._nodes if node.hello]
-            if len(ready) >= most or not (self._joins or len(ready) < len(self._nodes)):
+            late = ", ".join(node.name for node in self._nodes if not node.hello)
+            if len(ready) >= most or not (self._joins or late):
                 break
             if len(ready) >= least:
                 enough = min(enough, SYSTEM.monotonic() + self._options.times[1])
-            latest = enough if enough < math.inf else begun + self._options.times[0]
-            if self._next(latest if self._joins else math.inf) is None:
-                break
+            if self._next(min(enough, quiet)) is None:
+                if enough <= quiet:
+                    self._losses += [f"{late} did not answer in time"] if late else []
+                    break
+                quiet = math.inf
+                self._say(f"waiting for {late or 'launchers'}: {len(ready)} of {most} machines are ready")
         if self._signal is not None:
             return []
         ready = [node for node in self._nodes if node.hello][:most]
@@ -214,7 +218,14 @@ class Leader:
         elif kind == "joined":
             self._nodes.append(node)
         elif kind == "hello":
-            node.hello, node.name = content, content["name"]
+            node.name = content["name"]
+            index, taken = content["node_rank"], [each.hello.get("node_rank") for each in self._nodes]
+            if self._joins and index is not None and index in taken:
+                node.send("say", [f"another launcher has --node-rank {index}: give each machine its own", ""])
+                node.send("end", 1)
+                self._nodes.remove(node)
+            else:
+                node.hello = content
         elif kind in ("lost", "refused") and node in self._nodes:
             self._nodes.remove(node)
             self._losses.append(content if kind == "lost" else f"{node.name}: {content}")
@@ -372,7 +383,7 @@ def _lead(options: RunOptions, machines: Sequence[Machine], first: dict[str, Any
     finally:
         latest = SYSTEM.monotonic() + _END_S
         for agent in running:
-            if not agent.join(max(0.0, latest - SYSTEM.monotonic())):
+            if not (agent.has_begun and agent.join(max(0.0, latest - SYSTEM.monotonic()))):
                 agent.kill()
 
 
@@ -415,11 +426,15 @@ def _join(arguments: argparse.Namespace, options: RunOptions, host: str, port: i
             if arguments.node_rank == 0:
                 raise
     if listening is not None:
+        if is_loopback(listening.getsockname()[0]) and not is_loopback(host):
+            # The others know this machine's name by another address.
+            listening.close()
+            listening, host = listening_at("", port), ""
         leader = Leader(replace(options, address=host), joins=True)
         threading.Thread(target=accept, args=(listening, key, leader.join), daemon=True).start()
         leading = threading.Thread(target=leader.run, daemon=True)
         leading.start()
-    link = joined(host, port, key, options.times[0])
+    link = joined(host or "localhost", port, key, options.times[0])
     try:
         return _as_node(link, arguments, "", link.address)
     finally:
