@@ -266,15 +266,15 @@ def test_signals_reach_the_command(hosts: Hosts, capfd: pytest.CaptureFixture[st
 
 
 @needs_ssh
-def test_a_host_that_is_lost_is_named(hosts: Hosts) -> None:
-    with start(Machines.named("h1,h2,h3"), ["sleep", "600"]) as each:
-        count = [0]
+def test_a_host_that_is_lost_is_named(hosts: Hosts, capfd: pytest.CaptureFixture[str]) -> None:
+    with start(Machines.named("h1,h2,h3"), ["sh", "-c", "echo ready; sleep 600"]) as each:
+        seen: list[str] = []
 
-        def run() -> bool:
-            count[0] = sum(p.info["cmdline"] == ["sleep", "600"] for p in _processes())
-            return count[0] == 3
+        def are_ready() -> bool:
+            seen.append(capfd.readouterr().out)
+            return "".join(seen).count("ready") == 3
 
-        assert eventually(run)
+        assert eventually(are_ready)
         hosts.end("h2")
         with pytest.raises(RemoteError, match="the connection to h2 was lost: "):
             each.wait()

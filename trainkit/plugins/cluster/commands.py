@@ -227,6 +227,7 @@ class RemoteCommand:
                 self._words = said.decode(errors="replace").splitlines()[-_SHOWN_WORDS:] + self._words
                 return False
             said = said[-_LONGEST_LINE:] + piece
+        self.has_begun = True
         return True
 
     def _pass_on(self) -> None:
@@ -235,7 +236,6 @@ class RemoteCommand:
         kinds = {b"O": "out", b"E": "err", b"M": "report"}
         for kind, content in keeper.frames(self._pipe("stdout")):
             if kind == b"H":
-                self.has_begun = True
                 self._tell(Event(self.machine, "begun"))
             elif kind == b"X":
                 self._end = json.loads(content)
