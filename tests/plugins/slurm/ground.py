@@ -160,6 +160,11 @@ class Slurm:
         for keeper in [*started, *self._keepers(node)]:
             _kill_tree(keeper)
 
+    def kill_keepers(self, node: str) -> None:
+        """Kill the keepers of a node's jobs, but not the jobs' processes."""
+        for keeper in self._keepers(node):
+            keeper.kill()
+
     def start_node(self, node: str) -> None:
         """Start the daemon of a node, at first or after `kill_node`."""
         self._start(node, "slurmd", "-D", "-N", node)

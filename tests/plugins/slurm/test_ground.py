@@ -26,9 +26,7 @@ def test_nodes_run_jobs_die_and_leave_nothing(tmp_path):
         assert slurm.wait_for(job, "RUNNING")["NodeList"] != node
         # A process whose keeper is dead ends with the ground, too.
         slurm.wait(lambda: _running(sleep), "the program runs")
-        for keeper in psutil.process_iter():
-            if keeper.name() == "slurmstepd" and f"{tmp_path}" in str(keeper.open_files()):
-                keeper.kill()
+        slurm.kill_keepers(slurm.job(job)["NodeList"])
     assert children() <= before
     assert not _running(sleep)
 

@@ -126,13 +126,13 @@ def test_a_search_resumes_after_its_time_limit(login: Login) -> None:
     assert sorted(result.metrics["loss"] for result in results) == [x + 2 for x in range(8)]
 
 
-def test_a_search_survives_a_requeue_and_the_death_of_its_node(tmp_path: Path) -> None:
+def test_a_search_survives_a_requeue_and_the_death_of_its_node_and_its_keeper(tmp_path: Path) -> None:
     with Slurm(tmp_path / "slurm", 2, kill_wait_s=3) as slurm:
         _requeue_and_kill(Login(slurm, tmp_path))
 
 
 def _requeue_and_kill(login: Login) -> None:
-    (login.folder / "search.py").write_text(TUNER.format(pause=0.6, trials=10))
+    (login.folder / "search.py").write_text(TUNER.format(pause=0.8, trials=10))
     job = login.submit("--mem", "1500", "search.py")
     slurm, results = login.slurm, login.folder / "results" / "search"
     slurm.wait(lambda: _reports(results) > 2, "trials report")
@@ -146,11 +146,15 @@ def _requeue_and_kill(login: Login) -> None:
     slurm.kill_node(node)
     slurm.mark_down(node)
     slurm.start_node(node)
+    slurm.wait(lambda: slurm.job(job)["Restarts"] == "2", "it is submitted again", 180)
+    before = _reports(results)
+    slurm.wait(lambda: _reports(results) > before, "trials report again", 180)
+    slurm.kill_keepers(slurm.job(job)["NodeList"])
     state = slurm.wait_for(job, "COMPLETED", "FAILED", seconds=240)
     assert state["JobState"] == "COMPLETED", login.trainkit("logs", job)
     found = tune.ResultGrid.from_path(results)
     assert sorted(result.metrics["loss"] for result in found) == [x + 2 for x in range(10)]
-    assert login.trainkit("why", job).startswith(f"job {job} (search) has ended with exit code 0 (attempt 3)")
+    assert login.trainkit("why", job).startswith(f"job {job} (search) has ended with exit code 0 (attempt 4)")
 
 
 def _reports(experiment: Path) -> int:
