@@ -24,7 +24,7 @@ from trainkit.train.options import TrainerOptions, is_count
 from trainkit.train.step.epoch import require_tqdm
 from trainkit.train.step.metrics import not_finite, reduce_metrics
 from trainkit.train.tune import TrainerTrainable, TrialPlan, TuneStep, make_trainable
-from trainkit.train.workers.automatic_checkpoints import AutomaticCheckpoints
+from trainkit.train.workers.automatic_checkpoints import AutomaticCheckpoints, Owed, noted_updates
 from trainkit.train.workers.background_saves import BackgroundSaves, FinishedSave
 from trainkit.train.workers.elastic_worker_group import ElasticWorkerGroup
 from trainkit.train.workers.recovery import RETRIES, Call, Effect
@@ -74,6 +74,7 @@ class OperatorTrainer:
         self._options = TrainerOptions.of(**arguments).resolved()
         self._saves = BackgroundSaves()
         self._checkpoints = self._checkpoint_rules()
+        self._owed: Owed | None = None
         self._workers = ElasticWorkerGroup(self._options, self._saves, self._checkpoints)
         workers = weakref.ref(self._workers)
         holdings.register(
@@ -83,7 +84,7 @@ class OperatorTrainer:
         )
         if self._checkpoints is not None:
             try:
-                self._checkpoints.resume(self.load, self._workers.progress, self._update_scheduler)
+                self._owed = self._checkpoints.resume(self.load, self._workers.progress)
             except BaseException:
                 self._workers.close(force=True)
                 raise
@@ -92,12 +93,16 @@ class OperatorTrainer:
         folder, config = self._options.checkpoint_dir, self._options.checkpoint_config
         if folder is None or config is None:
             return None
-        return AutomaticCheckpoints(Path(folder).expanduser().absolute(), config, self._saves)
+        manual = self._options.scheduler_step_freq == "manual"
+        return AutomaticCheckpoints(Path(folder).expanduser().absolute(), config, self._saves, updates=manual)
 
     @property
     def epoch(self) -> int:
-        """Number of finished epochs, which is part of a checkpoint."""
-        return self._workers.progress()[0]
+        """Number of finished epochs, which is part of a checkpoint.
+
+        An epoch whose result the next call of `train` returns again is not counted; see `update_scheduler`.
+        """
+        return self._workers.progress()[0] - (self._owed is not None)
 
     @property
     def global_step(self) -> int:
@@ -210,12 +215,22 @@ class OperatorTrainer:
 
     @without_frames
     def update_scheduler(self, metric: float) -> None:
-        """Step all schedulers with `metric`, which `ReduceLROnPlateau` needs."""
+        """Step all schedulers with `metric`, which `ReduceLROnPlateau` needs.
+
+        With `checkpoint_dir` and `scheduler_step_freq="manual"`, no step of the schedulers is lost if the
+        program is killed between `train` and this call. When the program is started again, `epoch` does not
+        count the last epoch yet. The next call of `train` returns the result of this epoch again, without
+        training, so that the same loop validates and calls this method. A call before this call of `train`
+        belongs to an earlier epoch, and has no effect.
+        """
+        if self._owed is not None:
+            log.warning("update_scheduler() before train() has no effect: the loaded state has this step")
+            return
         self._update_scheduler(metric)
         if self._checkpoints is not None:
             self._checkpoints.note_update(self._workers.progress(), metric)
 
-    def _update_scheduler(self, metric: float) -> None:
+    def _update_scheduler(self, metric: float | None) -> None:
         self._workers.run(
             Call("step_schedulers", (metric,), Effect.REPEATABLE, alike=True, name="update_scheduler")
         )
@@ -328,6 +343,8 @@ class OperatorTrainer:
     def load(self, path: str | Path) -> None:
         """Load a checkpoint that was written on any number of workers.
 
+        For a checkpoint in a `checkpoint_dir`, repeat the calls of `update_scheduler` that followed it.
+
         Raises:
             CheckpointError: `path` is not a checkpoint, or the checkpoint is damaged or does not fit the
                 registered models, optimizers or schedulers.
@@ -335,8 +352,11 @@ class OperatorTrainer:
         folder = Path(path).expanduser().absolute()
         self._saves.wait()
         self._load(Call("load", (folder,), Effect.UNKNOWN, alike=True))
+        for metric in noted_updates(folder):
+            self._update_scheduler(metric)
 
     def _load(self, call: Call) -> None:
+        self._owed = None
         self._workers.run(call)
         if self._checkpoints is not None:
             self._checkpoints.moved(self._workers.progress())
@@ -506,12 +526,15 @@ class OperatorTrainer:
         self._check_counts(call.method, call.args[0], max_retries)
         if needs is not None:
             self._require(needs)
+        if call.method == "train" and (owed := self._owed) is not None:
+            self._owed = None
+            return owed[0] if reduce_results else owed[1]
         try:
             results = self._workers.epoch(call, max_retries)
             reported = {rank: results[rank] for rank in self._workers.reporters}
             listed = list(reported.values())
             if self._checkpoints is not None and call.method == "train":
-                self._workers.end_epoch(reduce_metrics(listed))
+                self._workers.end_epoch(listed)
             elif self._checkpoints is not None:
                 self._checkpoints.note(self._workers.progress(), reduce_metrics(listed))
         except (KeyboardInterrupt, SystemExit):

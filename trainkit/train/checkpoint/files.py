@@ -299,7 +299,9 @@ def read(path: Path, *, rank: int = 0, world_size: int = 1) -> tuple[dict[str, A
         state = torch.load(where / _STATE, map_location="cpu", weights_only=True)
         if any(name.startswith(f"{SHARDS}/") for name in content["files"]):
             stored = shard_files().read(where / SHARDS)
-            state = map_state(lambda leaf, keys: stored[key_of(keys)] if _is_elsewhere(leaf) else leaf, state)
+            state = map_state(
+                lambda leaf, keys: stored[key_of(keys)] if getattr(leaf, "is_meta", False) else leaf, state
+            )
         return state, metadata
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is not a complete checkpoint: {error.filename} is missing") from error
@@ -347,11 +349,6 @@ def shard_files() -> Any:
 def key_of(where: Sequence[Any]) -> str:
     """Return the name that a tensor has in the shards; `where` are the tensor's keys in the state."""
     return "/".join(map(str, where))
-
-
-def _is_elsewhere(leaf: Any) -> bool:
-    """Return True for a "meta" tensor, which is a placeholder for a tensor in the shards."""
-    return isinstance(leaf, torch.Tensor) and leaf.is_meta
 
 
 def _share_of(files: Mapping[str, Any], rank: int, world_size: int) -> list[tuple[str, Any]]:

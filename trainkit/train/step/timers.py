@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
@@ -17,12 +17,37 @@ T = TypeVar("T")
 _OFF: AbstractContextManager[None] = nullcontext()
 
 
+class _Statistic:
+    """Descriptor of a statistic of the durations of a `TimerStat`."""
+
+    def __init__(self, function: Callable[[list[float]], Any]) -> None:
+        self._function = function
+
+    def __get__(self, timer: TimerStat, owner: type[TimerStat]) -> Any:
+        return self._function(timer._samples)
+
+
 class TimerStat:
     """Timer of one block of code: a context manager that records the duration of its body in seconds.
 
     Args:
         wait: function called before each reading of the clock, for example to wait for a GPU.
     """
+
+    count = _Statistic(len)
+    """Number of measured durations."""
+    mean = _Statistic(statistics.fmean)
+    """Mean duration."""
+    median = _Statistic(statistics.median)
+    """Median duration."""
+    sum = _Statistic(sum)
+    """Sum of the durations."""
+    max = _Statistic(max)
+    """Longest duration."""
+    first = _Statistic(lambda samples: samples[0] if samples else None)
+    """First measured duration; None if nothing was measured."""
+    last = _Statistic(lambda samples: samples[-1] if samples else None)
+    """Last measured duration; None if nothing was measured."""
 
     def __init__(self, wait: Callable[[], object] | None = None) -> None:
         self._wait = wait
@@ -48,41 +73,6 @@ class TimerStat:
     def reset(self) -> None:
         """Forget all durations."""
         self._samples: list[float] = []
-
-    @property
-    def count(self) -> int:
-        """Number of measured durations."""
-        return len(self._samples)
-
-    @property
-    def mean(self) -> float:
-        """Mean duration."""
-        return statistics.fmean(self._samples)
-
-    @property
-    def median(self) -> float:
-        """Median duration."""
-        return statistics.median(self._samples)
-
-    @property
-    def sum(self) -> float:
-        """Sum of the durations."""
-        return sum(self._samples)
-
-    @property
-    def max(self) -> float:
-        """Longest duration."""
-        return max(self._samples)
-
-    @property
-    def first(self) -> float | None:
-        """First measured duration; None if nothing was measured."""
-        return self._samples[0] if self._samples else None
-
-    @property
-    def last(self) -> float | None:
-        """Last measured duration; None if nothing was measured."""
-        return self._samples[-1] if self._samples else None
 
     def _now(self) -> float:
         if self._wait is not None:

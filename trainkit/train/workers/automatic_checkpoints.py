@@ -1,7 +1,8 @@
 """Checkpoints that a trainer writes by itself: when they are due, their folder, and which are kept.
 
     <checkpoint_dir>/checkpoint_000007    a complete checkpoint (files.py); a later one has a higher number
-    <checkpoint_dir>/metrics.json         the epoch's metrics of each checkpoint that was written at its end
+    <checkpoint_dir>/metrics.json         the epoch's metrics of each checkpoint that was written at its end,
+                                          and the calls of `update_scheduler` after it
     <checkpoint_dir>/.lock                locked by the trainer that uses the folder
 
 The name of a folder has a consecutive number and not the training step, because training may also continue
@@ -21,6 +22,7 @@ import re
 import shutil
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from trainkit.errors import CheckpointError, ObjectStoreFullError
 from trainkit.train.checkpoint.files import damage, is_checkpoint, remove_all, remove_left_over, sync
 from trainkit.train.checkpoint.state import UnequalPlacesError
 from trainkit.train.options import CheckpointRules
+from trainkit.train.step.metrics import reduce_metrics
 from trainkit.train.workers.background_saves import BackgroundSaves, write_states
 from trainkit.train.workers.recovery import Snapshot, waiting_save_text
 
@@ -37,10 +40,14 @@ log = logging.getLogger(__name__)
 
 _METRICS = "metrics.json"
 _UPDATES = "update_scheduler()"
+_RESULTS = "train()"
 _NAME = re.compile(r"checkpoint_(\d{6,})")
 
 Progress = tuple[int, int]
 """Numbers of finished epochs and of training steps."""
+
+Owed = tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]
+"""Result of an epoch for all workers together, and the results of the workers."""
 
 
 class CheckpointFolder:
@@ -93,7 +100,13 @@ class CheckpointFolder:
             log.warning("%s can't be locked (%s): use it for a single trainer only", self.path, error)
         remove_left_over(self.path, "checkpoint_*", everywhere=True)
         existing = {each.name for each in self.complete()}
-        self._metrics = {name: each for name, each in self._read_metrics().items() if name in existing}
+        try:
+            metrics = _read_metrics(self.path)
+        except (ValueError, TypeError, AttributeError) as error:
+            text = "%s can't be read (%s), and is kept as %s: the scores of earlier checkpoints are unknown"
+            log.warning(text, file := self.path / _METRICS, error, set_aside(file))
+            metrics = {}
+        self._metrics = {name: each for name, each in metrics.items() if name in existing}
 
     def close(self) -> None:
         """Unlock the folder for other trainers."""
@@ -125,19 +138,24 @@ class CheckpointFolder:
         """Return True if `checkpoint` was written at the end of an epoch."""
         return checkpoint.name in self._metrics
 
-    def updates(self, checkpoint: Path) -> list[float | None]:
-        """Return the metrics that `update_scheduler` has received since `checkpoint` was written."""
-        return list(self._metrics.get(checkpoint.name, {}).get(_UPDATES, ()))
+    def owed(self, checkpoint: Path) -> Owed | None:
+        """Return the noted results of the epoch at whose end `checkpoint` was written; None if
+        `update_scheduler` has been called since then.
+        """
+        noted = self._metrics.get(checkpoint.name, {})
+        return None if _UPDATES in noted else noted.get(_RESULTS)
 
-    def note(self, checkpoint: Path, metrics: Mapping[str, Any]) -> None:
-        """Add metrics of the epoch after which `checkpoint` was written; forget deleted checkpoints."""
-        self._add(
-            checkpoint, {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
-        )
+    def note(self, checkpoint: Path, metrics: Mapping[str, Any], results: Owed | None = None) -> None:
+        """Add metrics, and results, of the epoch after which `checkpoint` was written; forget deleted
+        checkpoints.
+        """
+        entries = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
+        self._add(checkpoint, entries if results is None else {**entries, _RESULTS: results})
 
     def note_update(self, checkpoint: Path, metric: float | None) -> None:
         """Add a metric that `update_scheduler` has received since `checkpoint` was written."""
-        self._add(checkpoint, {_UPDATES: [*self.updates(checkpoint), metric]})
+        earlier = self._metrics.get(checkpoint.name, {}).get(_UPDATES, ())
+        self._add(checkpoint, {_UPDATES: [*earlier, metric]})
 
     def _add(self, checkpoint: Path, entries: Mapping[str, Any]) -> None:
         known = {checkpoint.name, *(each.name for each in self.complete())}
@@ -151,16 +169,20 @@ class CheckpointFolder:
         finally:
             aside.unlink(missing_ok=True)  # a signal may end the program here
 
-    def _read_metrics(self) -> dict[str, dict[str, Any]]:
-        file = self.path / _METRICS
-        try:
-            return {name: dict(each) for name, each in json.loads(file.read_text()).items()}
-        except FileNotFoundError:
-            return {}
-        except (ValueError, TypeError, AttributeError) as error:
-            text = "%s can't be read (%s), and is kept as %s: the scores of earlier checkpoints are unknown"
-            log.warning(text, file, error, set_aside(file))
-            return {}
+
+def _read_metrics(folder: Path) -> dict[str, dict[str, Any]]:
+    with suppress(FileNotFoundError):
+        return {name: dict(each) for name, each in json.loads((folder / _METRICS).read_text()).items()}
+    return {}
+
+
+def noted_updates(checkpoint: Path) -> list[float | None]:
+    """Return the metrics that `update_scheduler` has received since a trainer wrote `checkpoint` by itself;
+    [] for other checkpoints.
+    """
+    with suppress(ValueError, TypeError, AttributeError):  # the user's own file of this name
+        return list(_read_metrics(checkpoint.parent).get(checkpoint.name, {}).get(_UPDATES, ()))
+    return []
 
 
 _locked: set[Path] = set()
@@ -235,15 +257,19 @@ class AutomaticCheckpoints:
         folder: absolute path of `checkpoint_dir`.
         config: rules for writing checkpoints within an epoch, and for keeping checkpoints.
         saves: writes of the trainer in the background, which run one after the other.
+        updates: True if the program calls `update_scheduler` after an epoch.
 
     Raises:
         CheckpointError: `folder` is a file, or is itself a checkpoint.
     """
 
-    def __init__(self, folder: Path, config: CheckpointRules, saves: BackgroundSaves) -> None:
+    def __init__(
+        self, folder: Path, config: CheckpointRules, saves: BackgroundSaves, *, updates: bool
+    ) -> None:
         self._saves = saves
         self._folder = CheckpointFolder(folder, config)
         self._config = config
+        self._updates = updates
         self._last = _Place()
         self._begun_at = self._epoch_begun_at = SYSTEM.monotonic()
         self._warned: set[str] = set()
@@ -265,7 +291,7 @@ class AutomaticCheckpoints:
     def save(
         self,
         progress: Progress,
-        metrics: Mapping[str, Any] | None,
+        results: Sequence[Mapping[str, Any]] | None,
         *,
         copy: Callable[[Path, list[Path]], None] | None,
         write: Callable[[Path], None],
@@ -277,17 +303,17 @@ class AutomaticCheckpoints:
 
         Args:
             progress: progress of the workers.
-            metrics: metrics of the epoch at whose end the checkpoint is written; None within an epoch.
+            results: results of the epoch at whose end the checkpoint is written; None within an epoch.
             copy: function of the checkpoint and of the outdated checkpoints that copies the state and begins
                 the write; None if the state can't be copied.
             write: function that writes the checkpoint.
         """
         with self._saves.logged():
             self._saves.wait()
-        if metrics is not None:
+        if results is not None:
             self._warn_without_score()
         with self._saves.logged():
-            path, before = self._begin(progress, metrics)
+            path, before = self._begin(progress, results)
             try:
                 if copy is not None:
                     copy(path, self._outdated(path, before))
@@ -330,17 +356,31 @@ class AutomaticCheckpoints:
             self._complete(path, before)
             log.warning("the state is saved as %s (finished epochs: %d, steps: %d)", path, *progress)
 
-    def _begin(self, progress: Progress, metrics: Mapping[str, Any] | None) -> tuple[Path, Path | None]:
+    def _begin(
+        self, progress: Progress, results: Sequence[Mapping[str, Any]] | None
+    ) -> tuple[Path, Path | None]:
         """Return the folder for a checkpoint, and the checkpoint that it replaces."""
         last, path = self._last, self._folder.new()
-        self._last, self._begun_at = _Place(progress, path, metrics is None), SYSTEM.monotonic()
-        if metrics is not None:
+        self._last, self._begun_at = _Place(progress, path, results is None), SYSTEM.monotonic()
+        if results is not None:
             with self._saves.logged():
-                self._folder.note(path, metrics)
+                reduced = reduce_metrics(results)
+                self._folder.note(path, reduced, self._to_note((reduced, results)))
         # If the epoch has ended without a step after the last checkpoint, the checkpoint of the epoch's end
         # replaces this checkpoint.
         ends = last.within_epoch and progress == (last.progress[0] + 1, last.progress[1])
         return path, last.path if ends else None
+
+    def _to_note(self, results: Owed) -> Owed | None:
+        """Return `results` if a resumed trainer needs them, and if `metrics.json` can hold them."""
+        try:
+            return results if self._updates and json.dumps(results) else None
+        except TypeError as error:
+            self._warn(
+                f"train(): {error}: a program that is killed between train() and update_scheduler() loses "
+                "this update, unless train_epoch returns only numbers and strings"
+            )
+            return None
 
     def _outdated(self, path: Path, before: Path | None) -> list[Path]:
         """Return the checkpoints to delete once `path`, which replaces `before`, is complete."""
@@ -415,12 +455,7 @@ class AutomaticCheckpoints:
         finally:
             self._folder.close()
 
-    def resume(
-        self,
-        load: Callable[[Path], None],
-        progress: Callable[[], Progress],
-        update_scheduler: Callable[[Any], None],
-    ) -> None:
+    def resume(self, load: Callable[[Path], None], progress: Callable[[], Progress]) -> Owed | None:
         """Lock the folder and load the newest checkpoint.
 
         If the newest checkpoint is damaged, warn and load the checkpoint before it.
@@ -428,7 +463,11 @@ class AutomaticCheckpoints:
         Args:
             load: function that loads a checkpoint into the workers.
             progress: function that returns the workers' progress.
-            update_scheduler: function that steps the schedulers with a metric.
+
+        Returns:
+            The results of the last epoch if the program was killed between this epoch and
+            `update_scheduler`. The next call of `train` must only return them, so that the program comes to
+            `update_scheduler` again.
 
         Raises:
             CheckpointError: another trainer uses the folder, a checkpoint does not fit the registered objects
@@ -446,22 +485,22 @@ class AutomaticCheckpoints:
                 damaged[path] = found
                 continue
             self._last = _Place(progress(), path, within_epoch=not self._folder.has_metrics(path))
-            for metric in self._folder.updates(path):
-                update_scheduler(metric)
             for bad, reason in damaged.items():
                 log.warning(
                     "%s; %s is loaded instead, and %s is kept as %s", reason, path, bad, set_aside(bad)
                 )
-            log.warning(
-                "TorchTrainer resumes from %s (finished epochs: %d, steps: %d)", path, *self._last.progress
-            )
-            return
+            owed = self._folder.owed(path)
+            text = "TorchTrainer resumes from %s (finished epochs: %d, steps: %d)"
+            again = "" if owed is None else "; the first train() only returns the result of the last epoch"
+            log.warning(text + again, path, *self._last.progress)
+            return owed
         if damaged:
             reasons = "; ".join(map(str, damaged.values()))
             raise CheckpointError(
                 f"no checkpoint in {self._folder.path} can be loaded: {reasons}. Move this folder away to "
                 "begin again"
             )
+        return None
 
     def _multiples(self, global_step: int) -> int:
         """Return how many multiples of `every_steps` training has passed since the last checkpoint."""

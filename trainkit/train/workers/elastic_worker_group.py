@@ -226,12 +226,12 @@ class ElasticWorkerGroup:
         finally:
             handler.act()  # this also runs if a worker has died during the snapshot
 
-    def end_epoch(self, metrics: Mapping[str, Any]) -> None:
-        """Write the automatic checkpoint of the end of a training epoch with these metrics."""
+    def end_epoch(self, results: Sequence[Mapping[str, Any]]) -> None:
+        """Write the automatic checkpoint of the end of a training epoch with these results."""
         if (checkpoints := self._checkpoints) is not None:
             progress = self.progress()
             checkpoints.end_epoch(progress[1])
-            save = partial(self._save_automatically, checkpoints, progress, metrics)
+            save = partial(self._save_automatically, checkpoints, progress, results)
             self._recovered(save, "train", recovery.RETRIES, Effect.NOTHING)
 
     def save_last(self) -> None:
@@ -243,13 +243,13 @@ class ElasticWorkerGroup:
         self,
         checkpoints: AutomaticCheckpoints,
         progress: Progress,
-        metrics: Mapping[str, Any] | None = None,
+        results: Sequence[Mapping[str, Any]] | None = None,
         *,
         copies: bool = True,
     ) -> None:
         copies = copies and "background" in runtime.promises()
-        copy = partial(self._begin_save, paused=metrics is None) if copies else None
-        checkpoints.save(progress, metrics, copy=copy, write=self._save_together)
+        copy = partial(self._begin_save, paused=results is None) if copies else None
+        checkpoints.save(progress, results, copy=copy, write=self._save_together)
 
     def progress(self) -> Progress:
         """Return the numbers of finished epochs and of training steps."""
@@ -611,7 +611,7 @@ class ElasticWorkerGroup:
             return
         why = self._group.ended
         self._group = self._forming.placed(again=False)
-        log.warning("%s", recovery.go_on_text(why, what))
+        log.warning("%s; restarting all workers for %s(), with the state of the last snapshot", why, what)
 
     def _form_again(self, error: GangError, what: str) -> None:
         before = self._group.world_size

@@ -38,7 +38,7 @@ class GroupFormation(Generic[M]):
         self._options = options
         self._placement = placement
         self._member = member
-        self._label = worker_label()
+        self._label = worker_label.get()
         self._formed = False
 
     def group_of(self, size: int, config: Mapping[str, Any] | None = None) -> WorkerGroup[M]:

@@ -168,6 +168,10 @@ class PauseRule:
             every n steps.
         rank: rank of the worker.
         world_size: number of workers.
+
+    Attributes:
+        due_step: number of the training step after which the next pause every n steps is due; infinity
+            without such pauses.
     """
 
     def __init__(self, page: PausePage | None, rank: int, world_size: int) -> None:
@@ -175,7 +179,7 @@ class PauseRule:
         self._rank = rank
         self._alone = world_size == 1
         self._steps = 0
-        self._due_at = self._due_step = float("inf")
+        self._due_at = self.due_step = float("inf")
 
     def can_pause(self, plan: PausePlan) -> bool:
         """Return True if an epoch with `plan` may pause."""
@@ -185,12 +189,7 @@ class PauseRule:
         """Start or continue an epoch with `plan`, after `global_step` training steps."""
         every = plan.every_steps
         self._due_at = float("inf") if plan.after_s is None else SYSTEM.monotonic() + plan.after_s
-        self._due_step = float("inf") if every is None else (global_step // every + 1) * every
-
-    @property
-    def is_due_by_steps(self) -> bool:
-        """True if pauses every n steps are planned."""
-        return self._due_step < float("inf")
+        self.due_step = float("inf") if every is None else (global_step // every + 1) * every
 
     def allow(self, pauses: bool) -> None:
         """Let a signal wait for a pause, or not wait. Worker 0 decides, because no step ends without it.
@@ -210,7 +209,7 @@ class PauseRule:
             global_step: number of training steps that have run, equal on all workers.
         """
         self._steps += 1
-        page, due = self._page, global_step >= self._due_step
+        page, due = self._page, global_step >= self.due_step
         if page is None:
             return due
         self.allow(True)

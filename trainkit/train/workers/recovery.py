@@ -116,11 +116,6 @@ NO_SNAPSHOT = "and no snapshot has their state: train() takes snapshots unless m
 """Part of a message: the reason why a trainer can't continue after an interruption."""
 
 
-def go_on_text(why: str, method: str) -> str:
-    """Return the log line for workers that are formed again after Ctrl-C or SIGTERM."""
-    return f"{why}; restarting all workers for {method}(), with the state of the last snapshot"
-
-
 def no_snapshot_text(lost: str) -> str:
     """Return the error message for workers that were lost together with their training progress."""
     return f"{lost}; no snapshot of the workers' state exists: {_NEW}"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,7 +42,7 @@ from trainkit.train.keys import BATCH_SIZE, EPOCH, NUM_STEPS, PROFILE, USE_FP16
 from trainkit.train.operator import Predicted, TrainingOperator, operator_of
 from trainkit.train.options import TrainerOptions
 from trainkit.train.step.context import WorkerContext, taken
-from trainkit.train.step.epoch import EpochBatches, ProgressBar, describe
+from trainkit.train.step.epoch import EpochBatches, ProgressBar
 from trainkit.train.step.metrics import EpochMetrics, Meters, to_numbers
 from trainkit.train.strategies.base import Place, Strategy
 from trainkit.train.strategies.modules import on_cpu
@@ -230,7 +231,12 @@ class Worker(GroupMember):
         if self._counts is None:
             group = self._strategy.group
             self._counts = all(group.gather_integers(int(counts)))
-            if not self._counts and self._rank == 0 and not self._warned and (added or rule.is_due_by_steps):
+            if (
+                not self._counts
+                and self._rank == 0
+                and not self._warned
+                and (added or isfinite(rule.due_step))
+            ):
                 self._warned = True
                 log.warning(
                     "train_epoch: no checkpoint is written within the epoch, and a stopped run begins the "
@@ -449,10 +455,9 @@ class Worker(GroupMember):
             raise ConfigError(f"there is no {what} data: call register_data({what}_loader=...) in setup")
         bar = None
         if self._operator.use_tqdm and self._rank == 0:
-            epoch = self._epoch + 1 if what == "train" else self._epoch
-            text = describe(what, epoch, info)
-            total = num_steps or feed.steps()
-            bar = ProgressBar(total=total, description=text, initial=feed.begun)
+            epochs = f"/{info['num_epochs']}" if "num_epochs" in info else ""
+            text = f"{what} {self._epoch + (what == 'train')}{epochs}"
+            bar = ProgressBar(total=num_steps or feed.steps(), description=text, initial=feed.begun)
         try:
             with timers.record("train_epoch" if what == "train" else what):
                 timed = None if self._meter is None else self._meter.timed

@@ -38,22 +38,18 @@ from trainkit.train.workers.member import GroupMember, GroupOptions, WorkerSpec
 from trainkit.train.workers.pausing import PausePage
 from trainkit.train.workers.placement import WorkerPlacement
 
-_label: ContextVar[str] = ContextVar("label of a trainer's workers", default="train-worker")
+worker_label: ContextVar[str] = ContextVar("label of a trainer's workers", default="train-worker")
+"""Name, without the rank, that workers of a new trainer get."""
 
 
 @contextlib.contextmanager
 def worker_labels(trial: str) -> Iterator[None]:
     """Let the names of workers begin with the trial's name, for trainers that are made inside the block."""
-    token = _label.set(f"{trial} train-worker")
+    token = worker_label.set(f"{trial} train-worker")
     try:
         yield
     finally:
-        _label.reset(token)
-
-
-def worker_label() -> str:
-    """Return the name, without the rank, that workers of a new trainer get."""
-    return _label.get()
+        worker_label.reset(token)
 
 
 M = TypeVar("M", bound=GroupMember)
