@@ -93,8 +93,8 @@ class OperatorTrainer:
         folder, config = self._options.checkpoint_dir, self._options.checkpoint_config
         if folder is None or config is None:
             return None
-        manual = self._options.scheduler_step_freq == "manual"
-        return AutomaticCheckpoints(Path(folder).expanduser().absolute(), config, self._saves, updates=manual)
+        path, manual = Path(folder).expanduser().absolute(), self._options.scheduler_step_freq == "manual"
+        return AutomaticCheckpoints(path, config, self._saves, updates=manual)
 
     @property
     def epoch(self) -> int:
@@ -238,16 +238,14 @@ class OperatorTrainer:
     @without_frames
     def apply_all_workers(self, fn: Callable[[], T]) -> list[T]:
         """Call `fn()` in each worker and return the results by rank."""
-        return self._workers.run(
-            Call("apply", (fn,), Effect.UNKNOWN, name="apply_all_workers"), max_retries=0
-        )
+        call = Call("apply", (fn,), Effect.UNKNOWN, name="apply_all_workers")
+        return self._workers.run(call, max_retries=0)
 
     @without_frames
     def apply_all_operators(self, fn: Callable[[TrainingOperator], T]) -> list[T]:
         """Call `fn(operator)` in each worker and return the results by rank."""
-        return self._workers.run(
-            Call("apply_operator", (fn,), Effect.UNKNOWN, name="apply_all_operators"), max_retries=0
-        )
+        call = Call("apply_operator", (fn,), Effect.UNKNOWN, name="apply_all_operators")
+        return self._workers.run(call, max_retries=0)
 
     @without_frames
     def get_model(self, to_cpu: bool = False, *, ema: bool = False) -> nn.Module | list[nn.Module]:

@@ -17,14 +17,8 @@ T = TypeVar("T")
 _OFF: AbstractContextManager[None] = nullcontext()
 
 
-class _Statistic:
-    """Descriptor of a statistic of the durations of a `TimerStat`."""
-
-    def __init__(self, function: Callable[[list[float]], Any]) -> None:
-        self._function = function
-
-    def __get__(self, timer: TimerStat, owner: type[TimerStat]) -> Any:
-        return self._function(timer._samples)
+def _statistic(function: Callable[[list[float]], Any]) -> Any:
+    return property(lambda timer: function(timer._samples))
 
 
 class TimerStat:
@@ -34,19 +28,19 @@ class TimerStat:
         wait: function called before each reading of the clock, for example to wait for a GPU.
     """
 
-    count = _Statistic(len)
+    count = _statistic(len)
     """Number of measured durations."""
-    mean = _Statistic(statistics.fmean)
+    mean = _statistic(statistics.fmean)
     """Mean duration."""
-    median = _Statistic(statistics.median)
+    median = _statistic(statistics.median)
     """Median duration."""
-    sum = _Statistic(sum)
+    sum = _statistic(sum)
     """Sum of the durations."""
-    max = _Statistic(max)
+    max = _statistic(max)
     """Longest duration."""
-    first = _Statistic(lambda samples: samples[0] if samples else None)
+    first = _statistic(lambda samples: samples[0] if samples else None)
     """First measured duration; None if nothing was measured."""
-    last = _Statistic(lambda samples: samples[-1] if samples else None)
+    last = _statistic(lambda samples: samples[-1] if samples else None)
     """Last measured duration; None if nothing was measured."""
 
     def __init__(self, wait: Callable[[], object] | None = None) -> None:

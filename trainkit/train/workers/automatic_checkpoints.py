@@ -46,7 +46,10 @@ _NAME = re.compile(r"checkpoint_(\d{6,})")
 Progress = tuple[int, int]
 """Numbers of finished epochs and of training steps."""
 
-Owed = tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]
+Results = Sequence[Mapping[str, Any]]
+"""Results of the workers."""
+
+Owed = tuple[Mapping[str, Any], Results]
 """Result of an epoch for all workers together, and the results of the workers."""
 
 
@@ -263,9 +266,7 @@ class AutomaticCheckpoints:
         CheckpointError: `folder` is a file, or is itself a checkpoint.
     """
 
-    def __init__(
-        self, folder: Path, config: CheckpointRules, saves: BackgroundSaves, *, updates: bool
-    ) -> None:
+    def __init__(self, folder: Path, config: CheckpointRules, saves: BackgroundSaves, updates: bool) -> None:
         self._saves = saves
         self._folder = CheckpointFolder(folder, config)
         self._config = config
@@ -291,7 +292,7 @@ class AutomaticCheckpoints:
     def save(
         self,
         progress: Progress,
-        results: Sequence[Mapping[str, Any]] | None,
+        results: Results | None,
         *,
         copy: Callable[[Path, list[Path]], None] | None,
         write: Callable[[Path], None],
@@ -356,9 +357,7 @@ class AutomaticCheckpoints:
             self._complete(path, before)
             log.warning("the state is saved as %s (finished epochs: %d, steps: %d)", path, *progress)
 
-    def _begin(
-        self, progress: Progress, results: Sequence[Mapping[str, Any]] | None
-    ) -> tuple[Path, Path | None]:
+    def _begin(self, progress: Progress, results: Results | None) -> tuple[Path, Path | None]:
         """Return the folder for a checkpoint, and the checkpoint that it replaces."""
         last, path = self._last, self._folder.new()
         self._last, self._begun_at = _Place(progress, path, results is None), SYSTEM.monotonic()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from functools import partial
-from math import isfinite
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -231,12 +231,7 @@ class Worker(GroupMember):
         if self._counts is None:
             group = self._strategy.group
             self._counts = all(group.gather_integers(int(counts)))
-            if (
-                not self._counts
-                and self._rank == 0
-                and not self._warned
-                and (added or isfinite(rule.due_step))
-            ):
+            if not self._counts and self._rank == 0 and not self._warned and (added or rule.due_step < inf):
                 self._warned = True
                 log.warning(
                     "train_epoch: no checkpoint is written within the epoch, and a stopped run begins the "
