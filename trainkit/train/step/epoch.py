@@ -63,6 +63,11 @@ class ProgressBar:
         self._bar.close()
 
 
+def describe(what: str, epoch: int, info: Mapping[str, Any]) -> str:
+    """Return the text before the bar: "train 3", or "train 3/10" if `info` has `num_epochs`."""
+    return f"{what} {epoch}/{info['num_epochs']}" if "num_epochs" in info else f"{what} {epoch}"
+
+
 class EpochBatches(Iterator[Any]):
     """Iterator over an epoch's batches for a user's own loop; it yields the data without the weights.
 

@@ -465,8 +465,8 @@ class AutomaticCheckpoints:
 
         Returns:
             The results of the last epoch if the program was killed between this epoch and
-            `update_scheduler`. The next call of `train` must only return them, so that the program comes to
-            `update_scheduler` again.
+            `update_scheduler`. The next call of `train` must only return them, so that the program calls
+            `update_scheduler`.
 
         Raises:
             CheckpointError: another trainer uses the folder, a checkpoint does not fit the registered objects

@@ -42,7 +42,7 @@ from trainkit.train.keys import BATCH_SIZE, EPOCH, NUM_STEPS, PROFILE, USE_FP16
 from trainkit.train.operator import Predicted, TrainingOperator, operator_of
 from trainkit.train.options import TrainerOptions
 from trainkit.train.step.context import WorkerContext, taken
-from trainkit.train.step.epoch import EpochBatches, ProgressBar
+from trainkit.train.step.epoch import EpochBatches, ProgressBar, describe
 from trainkit.train.step.metrics import EpochMetrics, Meters, to_numbers
 from trainkit.train.strategies.base import Place, Strategy
 from trainkit.train.strategies.modules import on_cpu
@@ -450,8 +450,7 @@ class Worker(GroupMember):
             raise ConfigError(f"there is no {what} data: call register_data({what}_loader=...) in setup")
         bar = None
         if self._operator.use_tqdm and self._rank == 0:
-            epochs = f"/{info['num_epochs']}" if "num_epochs" in info else ""
-            text = f"{what} {self._epoch + (what == 'train')}{epochs}"
+            text = describe(what, self._epoch + (what == "train"), info)
             bar = ProgressBar(total=num_steps or feed.steps(), description=text, initial=feed.begun)
         try:
             with timers.record("train_epoch" if what == "train" else what):
