@@ -79,20 +79,18 @@ class TimerCollection:
 
     Args:
         wait: function called before each reading of the clock; see `TimerStat`.
+
+    Attributes:
+        enabled: True if times are measured.
     """
 
     def __init__(self, wait: Callable[[], object] | None = None) -> None:
         self._timers: defaultdict[str, TimerStat] = defaultdict(lambda: TimerStat(wait))
-        self._enabled = False
-
-    @property
-    def enabled(self) -> bool:
-        """True if times are measured."""
-        return self._enabled
+        self.enabled = False
 
     def record(self, key: str) -> AbstractContextManager[None]:
         """Return a context manager that adds the duration of its body to the timer `key`."""
-        return self._timers[key] if self._enabled else _OFF
+        return self._timers[key] if self.enabled else _OFF
 
     @contextmanager
     def halves(self, first: str, second: str, between: Callable[[T], T]) -> Iterator[Callable[[T], T]]:
@@ -123,15 +121,15 @@ class TimerCollection:
     def switch(self, on: bool) -> None:
         """Forget all durations, and turn measuring on or off."""
         self.reset()
-        self._enabled = on
+        self.enabled = on
 
     def enable(self) -> None:
         """Start measuring."""
-        self._enabled = True
+        self.enabled = True
 
     def disable(self) -> None:
         """Stop measuring; measured durations are kept."""
-        self._enabled = False
+        self.enabled = False
 
     def reset(self) -> None:
         """Forget all durations."""

@@ -135,7 +135,12 @@ class CheckpointFolder:
 
     def score(self, checkpoint: Path) -> float:
         """Return the score that ranks `checkpoint`; -inf for a checkpoint without a score."""
-        return score(self._config, self._metrics.get(checkpoint.name, {}))
+        if (name := self._config.checkpoint_score_attribute) is None:
+            return 0.0
+        value = self._metrics.get(checkpoint.name, {}).get(name, math.nan)
+        if math.isnan(value):
+            return -math.inf
+        return float(value if self._config.checkpoint_score_order == "max" else -value)
 
     def has_metrics(self, checkpoint: Path) -> bool:
         """Return True if `checkpoint` was written at the end of an epoch."""
@@ -207,16 +212,6 @@ def _in_use_text(folder: Path) -> str:
     )
 
 
-def score(config: CheckpointRules, metrics: Mapping[str, Any]) -> float:
-    """Return the score that ranks a checkpoint with these metrics; larger is better."""
-    if (name := config.checkpoint_score_attribute) is None:
-        return 0.0
-    value = metrics.get(name, math.nan)
-    if math.isnan(value):
-        return -math.inf
-    return float(value if config.checkpoint_score_order == "max" else -value)
-
-
 def places_to_keep(scores: Sequence[float], num_to_keep: int | None) -> set[int]:
     """Return the positions in `scores` of the checkpoints to keep.
 
@@ -262,6 +257,10 @@ class AutomaticCheckpoints:
         saves: writes of the trainer in the background, which run one after the other.
         updates: True if the program calls `update_scheduler` after an epoch.
 
+    Attributes:
+        every_steps: number of training steps between two checkpoints within an epoch; None for no such
+            checkpoints.
+
     Raises:
         CheckpointError: `folder` is a file, or is itself a checkpoint.
     """
@@ -271,14 +270,10 @@ class AutomaticCheckpoints:
         self._folder = CheckpointFolder(folder, config)
         self._config = config
         self._updates = updates
+        self.every_steps = config.every_steps
         self._last = _Place()
         self._begun_at = self._epoch_begun_at = SYSTEM.monotonic()
         self._warned: set[str] = set()
-
-    @property
-    def every_steps(self) -> int | None:
-        """Number of training steps between two checkpoints within an epoch; None for no such checkpoints."""
-        return self._config.every_steps
 
     def due_in_s(self) -> float | None:
         """Return the seconds until the next checkpoint by time is due; None without such checkpoints."""
@@ -387,7 +382,7 @@ class AutomaticCheckpoints:
         return outdated if before is None or before in outdated else [*outdated, before]
 
     def _complete(self, path: Path, before: Path | None) -> None:
-        self._saves.forget_failure()
+        self._saves.failure = None
         remove_all(self._outdated(path, before))
 
     def moved(self, progress: Progress) -> None:
@@ -503,7 +498,7 @@ class AutomaticCheckpoints:
 
     def _multiples(self, global_step: int) -> int:
         """Return how many multiples of `every_steps` training has passed since the last checkpoint."""
-        every = self._config.every_steps
+        every = self.every_steps
         return 0 if every is None else global_step // every - self._last.progress[1] // every
 
 

@@ -53,24 +53,18 @@ class FinishedSave:
     size_bytes: int
 
 
-@dataclass(frozen=True)
-class _RunningSave:
-    path: Path
-    copy_s: float
-    written: ObjectRef[tuple[float, int]]
-
-
 class BackgroundSaves:
     """Checkpoints of one trainer that other processes write, one after the other.
 
     Attributes:
         last: the last save that has finished; None before the first.
+        failure: error of the last write, which `check` raises; None after a complete checkpoint.
     """
 
     def __init__(self) -> None:
         self.last: FinishedSave | None = None
-        self._running: _RunningSave | None = None
-        self._failure: CheckpointError | None = None
+        self._running: tuple[ObjectRef[tuple[float, int]], Path, float] | None = None
+        self.failure: CheckpointError | None = None
 
     def begin(
         self,
@@ -91,17 +85,20 @@ class BackgroundSaves:
             outdated: checkpoints that the writer deletes when the new checkpoint is complete.
         """
         session.before_end(_end_all)
-        written = _writer().remote(path, list(states), sharded, list(outdated))
-        self._running = _RunningSave(path, copy_s, written)
+        # The writer must not take resources from the placement group of a trial that saves.
+        outside = PlacementGroupSchedulingStrategy(placement_group=None)
+        more: dict[str, Any] = {"scheduling_strategy": outside, "name": "checkpoint-writer"}
+        writer = runtime.remote(write_copy).options(num_cpus=0, max_calls=1, **more)
+        self._running = writer.remote(path, list(states), sharded, list(outdated)), path, copy_s
         _unfinished.add(self)
 
     def check(self) -> None:
         """Raise CheckpointError if the last write has failed; do nothing while it runs."""
         if self._running is not None:
-            if not runtime.wait([self._running.written], timeout=0)[0]:
+            if not runtime.wait([self._running[0]], timeout=0)[0]:
                 return
             self.wait()
-        failure, self._failure = self._failure, None
+        failure, self.failure = self.failure, None
         if failure is not None:
             raise failure
 
@@ -111,22 +108,23 @@ class BackgroundSaves:
         Raises:
             CheckpointError: the write has failed. Each failure is raised once.
         """
-        if (save := self._running) is None:
+        if self._running is None:
             return
-        self._failure = None  # Only the outcome of the last write counts.
+        written, path, copy_s = self._running
+        self.failure = None  # Only the outcome of the last write counts.
         try:
-            write_s, size_bytes = runtime.get(save.written)
+            write_s, size_bytes = runtime.get(written)
         except TrainkitError as error:
             self._forget()
             raise CheckpointError(
-                f"save({str(save.path)!r}, wait=False) failed after it had returned: {message_of(error)}. "
+                f"save({str(path)!r}, wait=False) failed after it had returned: {message_of(error)}. "
                 "The workers are unaffected: repeat this call to continue"
             ) from error
         self._forget()
-        self.last = FinishedSave(save.path, save.copy_s, write_s, size_bytes)
+        self.last = FinishedSave(path, copy_s, write_s, size_bytes)
         log.info(
             "saved %s: copied in %.2f s, wrote %.1f MB in %.2f s while training continued",
-            *(save.path, save.copy_s, size_bytes / 1e6, write_s),
+            *(path, copy_s, size_bytes / 1e6, write_s),
         )
 
     @contextmanager
@@ -138,11 +136,7 @@ class BackgroundSaves:
             if isinstance(error, OSError):
                 error = CheckpointError(f"an automatic checkpoint could not be written: {error}")
             log.error("%s", error)
-            self._failure = error
-
-    def forget_failure(self) -> None:
-        """Forget a failure, because a later checkpoint is complete."""
-        self._failure = None
+            self.failure = error
 
     def end(self) -> None:
         """Wait as `wait` does.
@@ -171,13 +165,6 @@ def _end_all() -> None:
             saves.end()
         except CheckpointError as error:
             log.error("%s", error)
-
-
-def _writer() -> Any:
-    # The writer must not take resources from the placement group of a trial that saves.
-    outside = PlacementGroupSchedulingStrategy(placement_group=None)
-    task = runtime.remote(write_copy)
-    return task.options(num_cpus=0, max_calls=1, scheduling_strategy=outside, name="checkpoint-writer")
 
 
 def write_copy(
