@@ -138,11 +138,20 @@ def test_each_value_reaches_the_program_unchanged(
     assert done.stdout == f"{text}|--x={text}|{{x}}|"
 
 
+def test_all_parameters_within_quotes_are_one_word(tmp_path: Path) -> None:
+    content = {"command": """bash -c "exec printf '%s|' ${args}" """, "shell": True}
+    content |= {"parameters": {"x": 1, "y": [1]}, "metric": {"name": "loss"}, "num_samples": 1}
+    sweep = sweep_of(content, tmp_path / "sweep.yaml")
+    words = sweep.program.command({"x": "it's $(exit 3)", "y": 2}, {})
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout == "--x=it's $(exit 3)|--y=2|"
+
+
 def test_a_command_in_which_a_value_cannot_be_quoted_is_refused(tmp_path: Path) -> None:
     content = {"command": "cat <<END\n{x}\nEND", "shell": True, "parameters": {"x": [1]}}
     sweep = sweep_of(content | {"metric": {"name": "loss"}, "num_samples": 1}, tmp_path / "sweep.yaml")
     assert sweep.program.command({"x": 0.5}, {})[-1] == "cat <<END\n0.5\nEND"
-    with pytest.raises(ConfigError, match="can't be quoted in a command with <<"):
+    with pytest.raises(ConfigError, match="can't be quoted beside <<"):
         sweep.program.command({"x": "$(exit 3)"}, {})
 
 

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import math
-import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -127,7 +126,7 @@ def tuner_of(
     if not exists and resume == "must":
         raise ConfigError(f"{folder} contains no experiment to resume: see `trainkit ls {storage}`")
     if not exists:
-        _write_record(folder, sweep.content)
+        (folder / _RECORD).write_text(json.dumps(sweep.content, indent=1, default=str))
         return tune.Tuner(
             trainable, param_space=sweep.space, tune_config=sweep.tune_config, run_config=run_config
         )
@@ -140,12 +139,6 @@ def tuner_of(
         tune_config=tune.TuneConfig(**{name: getattr(sweep.tune_config, name) for name in given}),
         run_config=tune.RunConfig(verbose=verbose),
     )
-
-
-def _write_record(folder: Path, content: Mapping[str, Any]) -> None:
-    part = folder / f"{_RECORD}.{os.getpid()}"
-    part.write_text(json.dumps(content, indent=1, default=str))
-    part.replace(folder / _RECORD)
 
 
 def _check_record(folder: Path, content: Mapping[str, Any]) -> None:

@@ -114,16 +114,13 @@ def shell_text(text: str, config: Mapping[str, Any], own: Mapping[str, str]) -> 
         end = found.end()
         inside = quotes[-1]
         if found[2] or token in _ALL:
-            value = text_of(values[found[2]]) if found[2] else ""
-            written = shlex.quote(value) if found[2] else shlex.join(filled_words([token], config, own))
-            if found[2] and written == value:
-                token = value
-            elif _NO_QUOTING.search(text):
-                raise ConfigError(
-                    f"command: {written} can't be quoted in a command with <<, ` or $': call a script"
-                )
-            else:
-                token = f"{inside}{written}{inside}"
+            name = found[2]
+            value = text_of(values[name]) if name else shlex.join(filled_words([token], config, own))
+            token = shlex.quote(value) if name or inside else value
+            if "'" in token and _NO_QUOTING.search(text):
+                raise ConfigError(f"command: {token} can't be quoted beside <<, ` or $': call a script")
+            if token != value:
+                token = f"{inside}{token}{inside}"
         elif found[1]:
             token = found[1]
         elif (inside == "'" and token != "'") or (inside and token[0] == "#"):
