@@ -160,7 +160,8 @@ def test_a_host_ends_its_command_when_the_network_is_cut(
         assert not eventually(each.failures, 4), "the command runs as long as this program lives"
         ssh.suspend()  # it passes nothing on, and closes nothing
         assert eventually(lambda: not any(words(process) == "sleep 731" for process in _processes()), 60)
-        ssh.resume()
+        assert eventually(each.failures, 60)
+        assert "the connection to h1 was lost: it has not answered for 2 s" in str(each.failures()[0])
 
 
 @needs_ssh

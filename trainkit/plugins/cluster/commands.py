@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import queue
+import select
 import shlex
 import signal
 import subprocess
@@ -136,6 +137,7 @@ class RemoteCommand:
         self._words: list[str] = []
         self._end: dict[str, Any] = {}
         self._has_ended = threading.Event()
+        self._unanswered = 0
         source = Path(keeper.__file__).read_bytes()
         self._carrier = subprocess.Popen(
             carrier(machine, python, len(source), options),
@@ -200,7 +202,14 @@ class RemoteCommand:
                 data = data[self._pipe("stdin").write(data) :]
 
     def _show_life(self) -> None:
+        """Send signs of life. End the connection if no answer comes: `srun` waits for a dead task forever."""
         while not self._has_ended.wait(SILENCE_S / 10):
+            self._unanswered += self.has_begun
+            # A receiver that does not take the output yet makes the reader wait, with answers in the pipe.
+            if self._unanswered > 10 and not select.select([self._pipe("stdout")], [], [], 0)[0]:
+                self._words = [f"it has not answered for {SILENCE_S:.0f} s"]
+                self._carrier.kill()
+                return
             self._send(_frame(b"B", b""))
 
     def _read(self) -> None:
@@ -235,12 +244,13 @@ class RemoteCommand:
         parts: dict[bytes, bytes] = {}
         kinds = {b"O": "out", b"E": "err", b"M": "report"}
         for kind, content in keeper.frames(self._pipe("stdout")):
+            self._unanswered = 0
             if kind == b"H":
                 self._tell(Event(self.machine, "begun"))
             elif kind == b"X":
                 self._end = json.loads(content)
                 break
-            else:
+            elif kind != b"B":
                 content = parts.pop(kind, b"") + content
                 size = content.rfind(b"\n") + 1
                 # The end of a progress bar's line never comes.

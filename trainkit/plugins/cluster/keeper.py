@@ -10,7 +10,7 @@ are frames of a kind (one letter), a length and a content, in both directions:
 | H | first frame: command, folder and environment variables, as JSON | the command has begun: its id |
 | I | input of the command; an empty frame closes the input | |
 | S | signal for the command: its number | |
-| B | sign of life; the command is ended if none comes for some time | |
+| B | sign of life; the command is ended if none comes for some time | its answer |
 | O, E | | output of the command, and its standard error |
 | M | | what the command has written to its descriptor REPORTS |
 | X | | end of the command: its exit code, negative for a signal, or why it can't start |
@@ -100,6 +100,8 @@ class _Keeper:
         for kind, content in frames(_input(), self.asked["silence_s"]):
             if kind == b"S":
                 child.send_signal(int(content))
+            elif kind == b"B":
+                self._tell(b"B", b"")
             elif kind == b"I" and child.stdin is not None:
                 with contextlib.suppress(OSError):  # the command may have closed its input
                     child.stdin.write(content)
