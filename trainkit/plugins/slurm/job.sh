@@ -61,7 +61,8 @@ trap 'signalled=1; [ "$(slurm_says Reason)" != TimeLimit ] || submit_again' TERM
 program=$!
 [ -z "$early" ] || kill -USR1 "$program"
 # If Slurm's keeper of this job is killed, nobody else ends the program, and the next attempt would meet it.
-(while [ -d "/proc/$PPID" ]; do sleep 2; done; kill "$program") 2>/dev/null &
+# A user may not see other users' processes in /proc, but the parent of this shell's own process.
+(while grep -q "^PPid:[[:space:]]*$PPID\$" /proc/$$/status; do sleep 2; done; kill "$program") 2>/dev/null &
 watcher=$!
 disown "$watcher"
 signalled=1
