@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -24,10 +26,13 @@ from trainkit.train.keys import BATCH_COUNT, EPOCH, NUM_SAMPLES, SHOULD_STOP
 from trainkit.train.operator import TrainingOperator
 from trainkit.train.options import TrainerOptions
 from trainkit.train.workers.worker_group import worker_labels
-from trainkit.tune.core.metrics import merge_dicts
+from trainkit.tune.core.metrics import merge_dicts, plain_metrics
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.trial.environment import divert
 from trainkit.tune.trial.trainable import Trainable
+
+_TRAINED = "trained.json"
+"""File with the result of training in a checkpoint that was saved in the step's validation."""
 
 TuneStep = Callable[[Any, dict[str, Any]], Mapping[str, Any]]
 """Function of (trainer, {"iteration": n}) that runs one step of a trial and returns its result."""
@@ -102,21 +107,29 @@ class TrainerTrainable(Trainable):
     def step(self) -> dict[str, Any]:
         if self.plan.step is not None:
             return dict(self.plan.step(self._trainer, {"iteration": self.training_iteration}))
-        result: dict[str, Any] = self._trainer.train()
+        result: dict[str, Any] = self._part_of_step or self._trainer.train()
         if result.get(SHOULD_STOP):
             result["done"] = True
         # Lightning has already validated at the end of the epoch, for its callbacks and schedulers.
         validated = getattr(self.plan.options.training_operator_cls, "validates_in_training", False)
         if validated or not self._trainer.has_validation:
             return result
-        return both(result, self._trainer.validate())
+        # The generators of a worker in this process move on in validation, also if it is interrupted.
+        self._part_of_step = None if self.plan.options.use_local else result
+        validation = self._trainer.validate()
+        self._part_of_step = None
+        return both(result, validation)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         self._trainer.save(checkpoint_dir)
+        if self._part_of_step is not None:
+            Path(checkpoint_dir, _TRAINED).write_text(json.dumps(plain_metrics(self._part_of_step)))
         write_hyperparameters(checkpoint_dir, self._known_set_up())
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         self._trainer.load(checkpoint_dir)
+        trained = Path(checkpoint_dir, _TRAINED)
+        self._part_of_step = json.loads(trained.read_text()) if trained.exists() else None
         then, now = read_hyperparameters(checkpoint_dir), self._known_set_up()
         if differ(then, now):
             self._trainer.apply_all_operators(partial(override_operator, then=then, now=now))

@@ -15,6 +15,8 @@ from tests.conftest import eventually
 from tests.runtime.local.programs import Programs
 from tests.train.checkpoint.test_automatic_checkpoints import final, saved
 from tests.train.workers.test_exact_place import Noted, Numbered
+from trainkit import tune
+from trainkit.train import TorchTrainer
 
 PROGRAM = """
     import json, time, torch
@@ -84,4 +86,62 @@ def test_the_same_command_validates_again_and_repeats_no_step(
     undisturbed = ended(programs)
     assert all(torch.equal(weights[name], value) for name, value in undisturbed[0].items())
     assert (losses, batches) == undisturbed[1:]
+    assert programs.nothing_is_left(120)
+
+
+TUNER = """
+    import json, sys
+    from pathlib import Path
+    from tests.train.checkpoint.test_signal_in_validation import tuner
+
+    found = tuner(sys.argv[1], sys.argv[2] == "again").fit()[0]
+    losses = [[report[name] for name in ("epoch", "train_loss", "val_loss")] for report in found.history]
+    Path("history").write_text(json.dumps(losses))
+"""
+
+
+def tuner(workers: str, again: bool) -> tune.Tuner:
+    """Return a tuner of a single trial, or the restored tuner."""
+    trainable = TorchTrainer.as_trainable(
+        training_operator_cls=Validated,
+        config={"*batch_size": 6, "folder": str(Path.cwd())},
+        scheduler_step_freq="batch",
+        num_workers=int(workers),
+        num_cpus_per_worker=0.2,
+        use_gpu=False,
+    )
+    if again:
+        return tune.Tuner.restore("tuned", trainable)
+    checkpoints = tune.CheckpointConfig(checkpoint_frequency=1)
+    run = tune.RunConfig(
+        name="tuned", storage_path=".", stop={"training_iteration": 3}, checkpoint_config=checkpoints
+    )
+    return tune.Tuner(trainable, tune_config=tune.TuneConfig(seed=5), run_config=run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_trial_interrupted_in_validation_repeats_no_step(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    folder = programs.folder
+    monkeypatch.setenv("TRAINKIT_STOP_GRACE_S", "30")  # the trial is interrupted after half of it
+    first = programs.begin(TUNER, str(workers), "new")
+    waiting = [folder / f"waits{rank}" for rank in range(workers)]
+    assert eventually(lambda: all(each.exists() for each in waiting), 300)
+    first.send_signal(signal.SIGTERM)
+    _, err = first.communicate(timeout=300)
+    assert first.returncode == 143, err
+    (folder / "on").touch()
+    _, err = programs.begin(TUNER, str(workers), "again").communicate(timeout=300)
+    disturbed = (folder / "history").read_text(), sorted((folder / "samples").read_text().splitlines())
+    assert len(disturbed[1]) == len({*disturbed[1]}) == 27 * workers
+    for name in ("history", "samples"):
+        (folder / name).unlink()
+    (folder / "tuned").rename(folder / "former")
+    _, err = programs.begin(TUNER, str(workers), "new").communicate(timeout=300)
+    assert disturbed == (
+        (folder / "history").read_text(),
+        sorted((folder / "samples").read_text().splitlines()),
+    ), err
     assert programs.nothing_is_left(120)

@@ -160,9 +160,8 @@ class Meters:
             counted = torch.where(weights == 0, 0.0, data)
             values[name] = float(torch.dot(counted, weights)) / weight if weight else math.nan
             values[f"last_{name}"] = float(data[-1])
-            broken = (
-                [] if math.isfinite(values[name]) else (~torch.isfinite(data)).nonzero().flatten().tolist()
-            )
+            is_finite = math.isfinite(values[name])
+            broken = [] if is_finite else (~torch.isfinite(data)).nonzero().flatten().tolist()
             origins[name] = Origin(weight, broken_at=series.steps[broken[0]] if broken else None)
             origins[f"last_{name}"] = Origin(float(weights[-1]), series.steps[-1])
         return EpochMetrics(values, origins)
@@ -243,9 +242,8 @@ def _combined(values: Sequence[float], origins: Sequence[Origin]) -> float:
 def _weighted_mean(values: Sequence[float], origins: Sequence[Origin]) -> float:
     """Return the weighted mean of the values of the latest step, or their plain mean if all weights are 0."""
     latest = max(origin.step for origin in origins)
-    chosen = [
-        (value, origin.weight) for value, origin in zip(values, origins, strict=True) if origin.step == latest
-    ]
+    pairs = zip(values, origins, strict=True)
+    chosen = [(value, origin.weight) for value, origin in pairs if origin.step == latest]
     total = math.fsum(weight for _, weight in chosen)
     if total == 0:
         return math.fsum(value for value, _ in chosen) / len(chosen)

@@ -26,11 +26,8 @@ Name = tuple[int, str]
 
 def parameter_names(models: Models) -> dict[Name, nn.Parameter]:
     """Return all parameters of `models` by key; a shared parameter appears under each of its keys."""
-    return {
-        (number, name): parameter
-        for number, model in enumerate(models)
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-    }
+    named = [dict(model.named_parameters(remove_duplicate=False)) for model in models]
+    return {(number, name): held[name] for number, held in enumerate(named) for name in held}
 
 
 class ParameterSlots:

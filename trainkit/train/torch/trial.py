@@ -205,11 +205,8 @@ class LoopTrial:
             if not own >= (more := AUTOMATIC & metrics[0].keys()):
                 own |= more
                 keep_own_names(spec.trial_dir, own)
-            parts = [
-                os.path.join(part_dir(spec.trial_dir, rank), reply[2])
-                for rank, reply in enumerate(replies)
-                if reply[2] is not None
-            ]
+            names = [(rank, reply[2]) for rank, reply in enumerate(replies) if reply[2] is not None]
+            parts = [os.path.join(part_dir(spec.trial_dir, rank), name) for rank, name in names]
             if parts:
                 with session.saving() as folder:
                     join_parts(parts, folder)
@@ -240,12 +237,10 @@ def join_parts(parts: Sequence[str], folder: str) -> None:
                     os.replace(os.path.join(inside, name), os.path.join(target, name))
             shutil.rmtree(part)
     except OSError as error:
-        more = (
-            "; workers on several machines need a storage_path that all of them can write to"
-            if isinstance(error, FileNotFoundError)
-            else ""
-        )
-        raise CheckpointError(f"the workers' parts of a checkpoint can't be joined: {error}{more}") from error
+        text = f"the workers' parts of a checkpoint can't be joined: {error}"
+        if isinstance(error, FileNotFoundError):
+            text += "; workers on several machines need a storage_path that all of them can write to"
+        raise CheckpointError(text) from error
 
 
 def _raise(error: OSError) -> None:

@@ -194,9 +194,8 @@ class GatheredResults:
         if not self.late:
             lost = f"{those} of {self.world_size} lost the others in {self.what}()"
             return f"{lost} for an unknown reason: {message_of(error)}"
-        told = [
-            step for rank in waited if (step := failure_cause.waiting_step(self.failures[rank])) is not None
-        ]
+        steps = [failure_cause.waiting_step(self.failures[rank]) for rank in waited]
+        told = [step for step in steps if step is not None]
         where = f"{self.what}()" if not told else f"step {min(told)}" if min(told) else "the first step"
         hangs = "they hang" if many else "it hangs"
         return (
@@ -235,19 +234,13 @@ class GatheredResults:
 
     def _died(self) -> list[int]:
         """Return the ranks of workers that died for their own reason, in ascending order."""
-        return [
-            rank
-            for rank in sorted(self.deaths())
-            if rank not in self.late and not self._is_symptom(self.failures[rank])
-        ]
+        dead = {*self.deaths()} - {*self.late}
+        return [rank for rank in sorted(dead) if not self._is_symptom(self.failures[rank])]
 
     def _raised(self) -> list[tuple[int, BaseException]]:
         """Return (rank, error) for each worker whose user code raised an error, by rank."""
-        return [
-            item
-            for item in sorted(self.failures.items())
-            if not self._is_death(item[1]) and not self._is_symptom(item[1])
-        ]
+        alive = [item for item in sorted(self.failures.items()) if not self._is_death(item[1])]
+        return [item for item in alive if not self._is_symptom(item[1])]
 
     def _end_all(self) -> None:
         """End all workers; workers without an answer count as late, not as failed."""

@@ -28,11 +28,8 @@ def allowed_sizes(
             worker has its own batch size.
     """
     fewest = num_workers if min_workers is None else min_workers
-    return tuple(
-        size
-        for size in range(num_workers, fewest - 1, -1)
-        if size % model_ways == 0 and (batch_size is None or batch_size >= size // model_ways)
-    )
+    sizes = [size for size in range(num_workers, fewest - 1, -1) if size % model_ways == 0]
+    return tuple(size for size in sizes if batch_size is None or batch_size >= size // model_ways)
 
 
 def fitting(free: Bundle, bundle: Bundle) -> int:
@@ -118,9 +115,8 @@ class WorkerPlacement:
     def still_there(self) -> bool:
         """Return True if the reserved bundles are still usable; otherwise release them."""
         try:
-            there = all(
-                group.wait(AT_ONCE_S) for group in {id(group): group for group, _ in self._places}.values()
-            )
+            groups = {id(group): group for group, _ in self._places}
+            there = all(group.wait(AT_ONCE_S) for group in groups.values())
         except ConfigError:  # The group was removed, because another program needed its resources.
             there = False
         if not there:
@@ -176,8 +172,5 @@ def bundles_of_trial(specs: Sequence[Bundle], needs: Bundle, workers: int) -> li
 
 
 def _fitting_bundles(specs: Sequence[Bundle], needs: Bundle) -> list[int]:
-    return [
-        index
-        for index, spec in enumerate(specs)
-        if all(spec.get(name, 0) >= amount for name, amount in needs.items())
-    ]
+    fits = [all(spec.get(name, 0) >= amount for name, amount in needs.items()) for spec in specs]
+    return [index for index, each in enumerate(fits) if each]

@@ -188,9 +188,8 @@ class WorkerGroup(Generic[M]):
             self.world_size, self._held, lambda arguments: self._call("home", arguments, in_step=False)
         )
         order = by_machine(nodes)
-        self._handles = {
-            rank: self._handles[worker] for rank, worker in enumerate(order) if worker in self._handles
-        }
+        held = self._handles
+        self._handles = {rank: held[worker] for rank, worker in enumerate(order) if worker in held}
         rendezvous = Rendezvous(place, self._options.backend, self._options.timeout_s)
         return rendezvous, local_ranks([nodes[worker] for worker in order])
 

@@ -184,7 +184,13 @@ class ClassRunner(Runner):
 
     def _advance(self) -> Reply:
         with self._cleaned_up_after():
-            metrics = self._trainable.train()
+            try:
+                metrics = self._trainable.train()
+            except TrialStopped:
+                if self._trainable._part_of_step is None:
+                    raise
+                self._saved_at = -1  # the last checkpoint lacks this part
+                return self.stop(save=True)
             done = bool(metrics.pop("done", False))
             iteration, every = self._trainable.iteration, self._spec.checkpoint_frequency
             due = bool(metrics.get("should_checkpoint", False)) or (every > 0 and iteration % every == 0)

@@ -54,6 +54,8 @@ class Trainable:
     """
 
     _trial_spec: TrialSpec
+    _part_of_step: dict[str, Any] | None = None
+    """Result of a part of the step; if it is not None, a checkpoint lets an interrupted step continue."""
     __parameters: Mapping[str, Any] = {}
 
     def __init__(self, config: Mapping[str, Any] | None = None, storage: Any = None) -> None:
