@@ -44,6 +44,7 @@ FOLDERS = {
     "plugins/gaussian_process": "model",
     "plugins/hydra": "external",
     "plugins/integrations": "unit",
+    "plugins/job_pool": "external",
     "plugins/launch": "external",
     "plugins/learned_stopping": "unit",
     "plugins/lightning": "external",
@@ -74,7 +75,7 @@ OTHERS = {
     "unit": """
         test_kills_rules.py test_league.py test_packaging.py test_registry.py test_tiers.py
         cli/test_added_commands.py
-        plugins/check_resume/test_comparison.py plugins/searchers/test_bohb.py
+        plugins/check_resume/test_comparison.py plugins/job_pool/test_rules.py plugins/searchers/test_bohb.py
         plugins/gaussian_process/test_encoding.py plugins/gaussian_process/test_initial.py
         plugins/gaussian_process/test_losses.py plugins/gaussian_process/test_minimize.py
         plugins/gaussian_process/test_model.py plugins/gaussian_process/test_acquisition.py

@@ -52,6 +52,7 @@ PLUGINS = {
     "gaussian_process": Limit(1_460, 1_400, slack=60),
     "hydra": Limit(500, 500, slack=60),
     "integrations": Limit(1_505, 1_200, slack=60),
+    "job_pool": Limit(400, 400, slack=60),
     "launch": Limit(1_490, 1_400, slack=60),
     "learned_stopping": Limit(240, 240, slack=60),
     "lightning": Limit(1_155, 1_100, slack=60),
@@ -81,6 +82,7 @@ ARROWS = {
         "integrations",
         "profile",
     },  # hosts, metrics, Optuna's storage, figures of ranks
+    "job_pool": {"cluster", "ray", "slurm"},  # Ray on each job, and Slurm's commands
     "launch": {"cluster"},  # ranks on several machines
     "lightning": {"integrations"},  # reports of a training function
     "ray": {"cluster"},  # Ray on the machines of an allocation
@@ -144,6 +146,7 @@ MAY_HEAD = {
     "sklearn": {"sklearn", "scipy"},
     "plugins.compat.creators": {"torch"},  # loaded for an operator
     "plugins.integrations.optuna_storage": {"optuna"},  # its one class extends Optuna's
+    "plugins.job_pool": {"ray"},  # loaded when a session has a pool
     "plugins.launch": {"torch"},  # loaded in ranks
     "plugins.lightning": {"torch"},
     "plugins.pipeline": {"torch"},
@@ -172,6 +175,7 @@ SMALL_FILES: dict[str, str] = {
     "trainkit/train/workers/formation.py": "needs torch, which the launcher of scripts does without",
     "trainkit/cli/main.py": "the entry point of the installed command, which no other file may import",
     "trainkit/plugins/gaussian_process/curves.py": "estimates of results, which the searcher is not about",
+    "trainkit/plugins/job_pool/cluster.py": "reads Ray's state, which the pool is not about",
     "trainkit/plugins/slurm/code.py": "a copy of the project's code, which the command is not about",
     "trainkit/plugins/slurm/settings.py": "settings of a site from files, which the command is not about",
     "trainkit/plugins/gaussian_process/priors.py": "beliefs of users, which the searcher is not about",

@@ -107,7 +107,8 @@ def init(
 
     Args:
         address: address of a Ray cluster to run on, such as "auto" or "ray://host:10001"; or hosts on which
-            to start Ray over SSH, such as "ssh://host1,host2". None means all nodes of the Slurm job if this
+            to start Ray over SSH, such as "ssh://host1,host2"; or a pool of Slurm jobs, such as
+            "slurm://?max_jobs=20". None means all nodes of the Slurm job if this
             program is its batch script, else this machine. "local" means this machine only.
         engine: "local" runs calls in forked processes of this machine. "inline" runs calls in this process,
             one after the other, for debuggers and fast tests. "ray" runs calls on Ray. Other packages can add

@@ -114,14 +114,9 @@ class RayEngine:
         """
         if ray.is_initialized():
             return cls(is_worker=False)
-        environment: dict[str, Any] = {}
-        if spec.environment:
-            environment["env_vars"] = dict(spec.environment)
-        if spec.working_dir is not None:
-            environment["working_dir"] = spec.working_dir
-        arguments = dict(spec.extra)
-        if "memory" in arguments:
-            arguments["_memory"] = arguments.pop("memory")
+        asked = {"env_vars": dict(spec.environment), "working_dir": spec.working_dir}
+        environment = {name: value for name, value in asked.items() if value}
+        arguments = {"_memory" if name == "memory" else name: value for name, value in spec.extra.items()}
         if spec.object_store_bytes is not None:
             arguments["object_store_memory"] = spec.object_store_bytes
         if spec.object_spilling_directory is False:
@@ -132,9 +127,8 @@ class RayEngine:
         # Without the address "local", Ray would first look for a cluster on this machine and join it.
         address = spec.address or "local"
         with ExitStack() as ending:
-            spread = None
-            if (several := machines.found(spec.address)) is not None:
-                spread = ending.enter_context(machines.Spread(several, arguments))
+            if (spread := machines.found(spec.address, arguments)) is not None:
+                ending.enter_context(spread)
                 address, arguments = "local", {**arguments, **spread.of_head()}
             ending.callback(ray.shutdown)
             try:
@@ -148,7 +142,7 @@ class RayEngine:
             except (ConnectionError, ValueError, TypeError, ray.exceptions.RayError) as error:
                 raise errors.of_start(error, address) from error
             if spread is not None:
-                spread.join(context.address_info["gcs_address"])
+                ending.enter_context(spread.join(context.address_info["gcs_address"]))
             return cls(is_worker=False, ending=ending.pop_all())
 
     @property
@@ -291,14 +285,11 @@ class RayEngine:
         return found
 
     def await_group(self, group: int, timeout_s: float | None) -> bool:
-        ready = groups.group_of(group).ready()
-        done, _ = ray.wait([ready], timeout=timeout_s)
-        return bool(done)
+        return bool(ray.wait([groups.group_of(group).ready()], timeout=timeout_s)[0])
 
     def group_ref(self, group: int) -> ObjectRef[Any]:
         if groups.is_removed(group):
             raise ConfigError("ready() was called on a removed placement group: create a new one")
-        where = specs.Placement(group=specs.PlacementGroupId(group=group))
         return self.submit(
             specs.TaskSpec(
                 function=_nothing,
@@ -306,14 +297,13 @@ class RayEngine:
                 args=(),
                 kwargs={},
                 num_returns=1,
-                placement=where,
+                placement=specs.Placement(group=specs.PlacementGroupId(group=group)),
                 max_retries=-1,
             )
         )[0]
 
     def available_resources(self) -> Bundle:
-        nothing = dict.fromkeys(groups.totals(), 0.0)
-        return nothing | groups.plain(ray.available_resources())
+        return dict.fromkeys(groups.totals(), 0.0) | groups.plain(ray.available_resources())
 
     def gpu_ids(self) -> list[int | str]:
         if not self.is_worker:

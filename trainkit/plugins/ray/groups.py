@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
 
 import ray
 from ray import PlacementGroupID
+from ray.experimental import internal_kv
 from ray.util import get_placement_group, placement_group_table, remove_placement_group
 from ray.util import placement_group as reserve_in_ray
 from ray.util.placement_group import PlacementGroup
@@ -17,10 +19,14 @@ from trainkit.runtime.specs import PlacementGroupId
 
 _ID_BYTES = PlacementGroupID.size()
 
+JOBS = b"trainkit:jobs"
+"""Key of the jobs that a pool can submit: their maximum number, the resources of each of them, and the
+beginning of the names of their nodes."""
+
 
 def totals() -> dict[str, float]:
     """Return all resources of the cluster that a user can request."""
-    return plain(ray.cluster_resources())
+    return total(node_totals())
 
 
 def plain(amounts: Mapping[str, float]) -> dict[str, float]:
@@ -33,8 +39,10 @@ def plain(amounts: Mapping[str, float]) -> dict[str, float]:
 
 
 def node_totals() -> list[dict[str, float]]:
-    """Return the total resources of each living node."""
-    return [plain(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+    """Return the total resources of each living node, and of each job that can be submitted."""
+    count, each, prefix = pickle.loads(internal_kv._internal_kv_get(JOBS) or pickle.dumps((0, {}, "\0")))
+    others = [node for node in ray.nodes() if node["Alive"] and not node["NodeName"].startswith(prefix)]
+    return [plain(node["Resources"]) for node in others] + [each] * count
 
 
 def require_placeable(bundles: Sequence[Bundle], strategy: str, what: str) -> None:

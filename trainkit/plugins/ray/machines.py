@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from trainkit import registry
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
 from trainkit.plugins.cluster.commands import GRACE_S, Event, RemoteCommand
@@ -27,17 +28,26 @@ from trainkit.plugins.ray import has_several_nodes
 START_S = 300.0
 """Seconds in which Ray must have started on all machines. A shared file system may be slow to load Ray."""
 
+_JOB_POOLS = "trainkit.job_pools"
 _LAST_LINES = 15
 _MODE, _TOKEN, _TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 
 _logger = logging.getLogger(__name__)
 
 
-def found(address: str | None) -> Machines | None:
-    """Return the machines on which the session starts Ray; None for this machine, or for a Ray that runs."""
-    if address is None:
-        return Machines.allocated() if has_several_nodes() else None
-    return Machines.named(address) if address.startswith(SCHEME) else None
+def found(address: str | None, arguments: Mapping[str, Any]) -> Spread | None:
+    """Return Ray on several machines, or on a pool of jobs; None for this machine, or for a Ray that runs.
+
+    Raises:
+        ConfigError: the address is wrong.
+    """
+    scheme = (address or "").partition("://")[0]
+    if scheme in registry.added(_JOB_POOLS):
+        return registry.loaded(_JOB_POOLS, scheme)(address, arguments)  # type: ignore[no-any-return]
+    several = Machines.named(address) if address and address.startswith(SCHEME) else None
+    if address is None and has_several_nodes():
+        several = Machines.allocated()
+    return None if several is None else Spread(several, arguments)
 
 
 def is_here(machine: Machine, variables: Mapping[str, str] = os.environ) -> bool:
@@ -106,8 +116,11 @@ class Spread:
                 return None if address.startswith("127.") else address
         return None
 
-    def join(self, address: str) -> None:
+    def join(self, address: str) -> contextlib.AbstractContextManager[None]:
         """Start Ray on the other machines, and wait until all of them have joined the head at `address`.
+
+        Returns:
+            Context that ends before the head ends.
 
         Raises:
             ConfigError: a machine has not joined.
@@ -129,6 +142,7 @@ class Spread:
             words = [sys.executable, "-m", "trainkit.plugins.ray.node", json.dumps(asked)]
             commands.append(RemoteCommand(machine, words, tell=self._on_event))
         self._await({machine.name for machine in self._others})
+        return contextlib.nullcontext()
 
     def _on_event(self, event: Event) -> None:
         name = event.machine.name

@@ -71,14 +71,8 @@ class Batch:
             "requeue": None,
             "ntasks-per-node": 1,
             "signal": f"B:USR1@{self.settings['signal_before']}",
-            **{
-                flag: self.settings[name]
-                for name, flag in _FLAGS.items()
-                if self.settings.get(name) is not None
-            },
-            **_table(self.settings.get("options")),
         }
-        return [f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items()]
+        return options_of(options, self.settings)
 
     def text(self) -> str:
         """Return the batch script."""
@@ -99,14 +93,27 @@ class Batch:
             variables["PYTHONPATH"] = f'{shlex.quote(":".join(self.paths))}"${{PYTHONPATH:+:$PYTHONPATH}}"'
         lines = ["#!/bin/bash", *(f"#SBATCH {_option(each)}" for each in self.options())]
         lines.append(f"cd {shlex.quote(str(self.working_folder))} || exit 1")
-        before = [f"module load {shlex.quote(each)}" for each in _list(settings.get("modules"))]
-        for line in before + _list(settings.get("before")):
-            failed = shlex.quote(f"trainkit: this line of the settings of the cluster failed: {line}")
-            # A line of its own, since the line before may be the beginning of an `if`, or end in a comment.
-            lines += [line, f"[ $? = 0 ] || {{ echo {failed}; exit 1; }}"]
+        lines += preparation(settings)
         lines.append("export " + " ".join(f"{name}={value}" for name, value in variables.items()))
         lines += [f"{name}={value}" for name, value in values.items()]
         return "\n".join([*lines, "", Path(__file__).with_name("job.sh").read_text()])
+
+
+def options_of(own: Mapping[str, object], settings: Mapping[str, object]) -> list[str]:
+    """Return the options of `sbatch`: `own`, then the options that the settings ask for."""
+    given = {flag: settings[name] for name, flag in _FLAGS.items() if settings.get(name) is not None}
+    options = {**own, **given, **_table(settings.get("options"))}
+    return [f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items()]
+
+
+def preparation(settings: Mapping[str, object]) -> list[str]:
+    """Return the lines of a batch script that load modules and run the lines `before` the program."""
+    before, lines = [f"module load {shlex.quote(each)}" for each in _list(settings.get("modules"))], []
+    for line in before + _list(settings.get("before")):
+        failed = shlex.quote(f"trainkit: this line of the settings of the cluster failed: {line}")
+        # A line of its own, since the line before may be the beginning of an `if`, or end in a comment.
+        lines += [line, f"[ $? = 0 ] || {{ echo {failed}; exit 1; }}"]
+    return lines
 
 
 def _option(text: str) -> str:

@@ -25,6 +25,9 @@ KINDS: dict[str, type | tuple[type, type]] = {
     "before": list,
     "python": str,
     "options": dict,
+    "max_jobs": int,
+    "max_hours": int,
+    "idle_s": int,
 }
 """Type of the value of each setting."""
 

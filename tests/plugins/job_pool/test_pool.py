@@ -1,0 +1,209 @@
+"""A pool of jobs on a real Slurm of three nodes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import eventually
+from tests.plugins.slurm.ground import Slurm, missing
+from trainkit.errors import ConfigError
+
+pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit-ml[ray]'")
+
+from tests.plugins.ray.ray_session import ray_processes
+from trainkit.plugins.job_pool.pool import JobPool
+
+needs_slurm = pytest.mark.skipif(bool(missing()), reason=missing() or "Slurm is there")
+
+
+class Driver:
+    """Program with a session on a pool, in a process of its own."""
+
+    def __init__(self, slurm: Slurm, folder: Path, program: str, address: str) -> None:
+        self.folder, self.slurm = folder, slurm
+        self.home, self.others = folder / "home", ray_processes()
+        (folder / "driver.py").write_text(program)
+        self.errors = folder / "errors.txt"
+        variables = {
+            **slurm.env,
+            "TRAINKIT_RESULTS_DIR": f"{self.home}",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        with self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, folder / "driver.py", f"{address}&python={sys.executable}"],
+                cwd=folder,
+                env=variables,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+
+    def said(self, word: str) -> list[str]:
+        """Wait for a line that begins with `word`, and return the rest of its words."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(f"{word} "):
+                return line.split()[1:]
+        raise AssertionError(f"{word} is missing: {self.errors.read_text()}")
+
+    def go_on(self) -> None:
+        """Let the program continue after its `input()`."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def kill(self) -> None:
+        """Kill the program, and close its pipes."""
+        with self.process:
+            self.process.kill()
+
+    def queue(self) -> list[str]:
+        """Return the ids of the jobs that Slurm still has."""
+        return self.slurm.run("squeue", "--noheader", "--format=%i").split()
+
+    def processes(self) -> set[int]:
+        """Return the processes of Ray, of the jobs and of the program that still run."""
+        return ray_processes() - self.others
+
+    def leaves_nothing(self) -> None:
+        """Check that no job, process or file of the pool is left."""
+        self.slurm.wait(lambda: not self.queue(), "no job is left", 60)
+        assert eventually(lambda: not self.processes(), 90), f"left: {self.processes()}"
+        assert eventually(lambda: not list((self.home / "jobs").iterdir())), "the pool's folder is removed"
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    with Slurm(tmp_path_factory.mktemp("slurm"), 3) as started:
+        yield started
+
+
+@pytest.fixture
+def drivers(slurm: Slurm, tmp_path: Path) -> Iterator[Any]:
+    started: list[Driver] = []
+
+    def start(program: str, address: str) -> Driver:
+        started.append(Driver(slurm, tmp_path, program, address))
+        return started[-1]
+
+    yield start
+    for driver in started:
+        driver.kill()
+        driver.leaves_nothing()
+
+
+def most_at_once(slurm: Slurm, jobs: list[str]) -> int:
+    """Return the largest number of these jobs that existed at one time."""
+    fields = [slurm.job(job) for job in jobs]
+    return max(
+        sum(other["SubmitTime"] <= job["SubmitTime"] < other["EndTime"] for other in fields) for job in fields
+    )
+
+
+SEARCH = """
+import os, sys, time
+import trainkit
+from trainkit import tune
+from trainkit.util.placement_group import placement_group, remove_placement_group
+
+def trial(config):
+    time.sleep(0.5)
+    tune.report({"x": config["x"], "on": os.environ["SLURM_JOB_ID"]})
+
+trainkit.init(sys.argv[1])
+print("CPUS", trainkit.cluster_resources()["CPU"], flush=True)
+tuner = tune.Tuner(
+    trial,
+    param_space={"x": tune.grid_search(list(range(24)))},
+    tune_config=tune.TuneConfig(reuse_actors=True),
+    run_config=tune.RunConfig(storage_path="results", verbose=0),
+)
+grid = tuner.fit()
+print("SUM", sum(result.metrics["x"] for result in grid), flush=True)
+print("JOBS", *sorted({result.metrics["on"] for result in grid}), flush=True)
+input()
+group = placement_group([{"CPU": 1}] * 2, strategy="STRICT_SPREAD")
+trainkit.get(group.ready())
+print("SPREAD", 1, flush=True)
+remove_placement_group(group)
+where = trainkit.remote(lambda: os.environ["SLURM_JOB_ID"])
+print("AGAIN", trainkit.get(where.remote()), flush=True)
+input()
+"""
+
+
+@needs_slurm
+@pytest.mark.slow
+def test_jobs_come_with_the_trials_and_end_when_idle_or_with_the_program(drivers: Any, slurm: Slurm) -> None:
+    driver = drivers(SEARCH, "slurm://?max_jobs=2&cpus=2&mem=1200&idle_s=4&time=20&job_name=search")
+    assert driver.said("CPUS") == ["4.0"]
+    assert driver.said("SUM") == [f"{sum(range(24))}"]
+    first = driver.said("JOBS")
+    assert 1 <= len(first) <= 2
+    folder = next((driver.home / "jobs").iterdir())
+    assert (folder / "token").stat().st_mode & 0o777 == 0o600
+    token = (folder / "token").read_text()
+    assert token not in (folder / "script.sh").read_text()
+    slurm.wait(lambda: not driver.queue(), "idle jobs end", 90)
+    driver.go_on()
+    driver.said("SPREAD")
+    second = driver.queue()
+    assert len(second) == 2
+    assert driver.said("AGAIN")[0] in second
+    driver.process.send_signal(signal.SIGKILL)
+    driver.leaves_nothing()
+    assert most_at_once(slurm, sorted({*first, *second})) <= 2
+
+
+FAILS = """
+import sys, trainkit
+trainkit.init(sys.argv[1].replace(sys.executable, "/bin/false"))
+print("BEGUN", 1, flush=True)
+trainkit.get(trainkit.remote(lambda: 1).remote())
+"""
+
+
+@needs_slurm
+def test_jobs_that_can_not_start_are_reported_and_tried_again_later(drivers: Any) -> None:
+    driver = drivers(FAILS, "slurm://?idle_s=4")
+    driver.said("BEGUN")
+    assert eventually(lambda: "is submitted for 10 s" in driver.errors.read_text(), 120), (
+        driver.errors.read_text()
+    )
+    assert "of the pool has ended before Ray has started on it" in driver.errors.read_text()
+
+
+@needs_slurm
+def test_what_slurm_would_never_run_is_refused_at_the_start(drivers: Any) -> None:
+    program = "import sys, trainkit\ntrainkit.init(sys.argv[1])\n"
+    driver = drivers(program, "slurm://?partition=nowhere")
+    assert driver.process.wait(120) == 1
+    assert "invalid partition specified: nowhere" in driver.errors.read_text()
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("max_job=3", "no setting 'max_job'. Did you mean 'max_jobs'"),
+        ("cpus=two", "cpus must be a whole number, not 'two'"),
+        ("time=3&signal_before=90", "time=3 leaves too little time"),
+        ("max_hours=5", "max_hours=5 is less than the time=None"),
+        ("max_hours=1&time=2:00:00", "less than the time=2:00:00 of one job"),
+        ("mem=all", "mem=all: give MB"),
+    ],
+)
+def test_settings_that_are_wrong(query: str, words: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        JobPool(f"slurm://?{query}", {})
+    assert words in str(raised.value)
