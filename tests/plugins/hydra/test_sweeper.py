@@ -216,7 +216,7 @@ def test_two_programs_share_a_study(project: Path):
         (["+hydra.sweeper.params.y=1"], "Could not override 'y'"),
         (
             ["hydra.sweeper.storage=sqlite:///a.db", "hydra.sweeper.search_alg=grid"],
-            "storage needs Optuna's search",
+            "storage belong to Optuna's search",
         ),
         (["hydra.sweeper.num_samples=0"], "num_samples=0: give 1 or more"),
         (["db=small,missing"], "Could not find 'db/missing'"),

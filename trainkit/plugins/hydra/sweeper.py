@@ -235,21 +235,15 @@ class TuneSweeper(Sweeper):
         return self.settings.num_samples or 1
 
     def _searcher(self) -> Any:
-        name, sampler, storage = self.settings.search_alg, self.settings.sampler, self.settings.storage
-        if storage is not None and (self.is_grid or name not in (None, "optuna")):
-            raise ConfigError(
-                "hydra.sweeper.storage needs Optuna's search: remove search_alg, or the storage"
-            )
-        if (sampler is not None and not self.is_grid) or storage is not None:
-            if name is not None and sampler is not None:
-                raise ConfigError("hydra.sweeper has both search_alg and sampler: give one of them")
-            return tune.create_searcher(
-                "optuna",
-                sampler=sampler,
-                storage=storage,
-                study_name=self.settings.study_name,
-                **self.settings.search_settings,
-            )
+        name, storage = self.settings.search_alg, self.settings.storage
+        sampler = None if self.is_grid else self.settings.sampler
+        if sampler is not None or storage is not None:
+            if self.is_grid or name not in (None, "optuna"):
+                raise ConfigError(
+                    "hydra.sweeper.sampler and storage belong to Optuna's search: remove them, or search_alg"
+                )
+            own = {"sampler": sampler, "storage": storage, "study_name": self.settings.study_name}
+            return tune.create_searcher("optuna", **own, **self.settings.search_settings)
         if name is None and not self.settings.search_settings:
             return None
         return tune.create_searcher(
@@ -304,13 +298,9 @@ def _plain(value: Any) -> Any:
 def _command_of(config: Any) -> set[str]:
     """Return the overrides, the space and the search of a sweep's configuration."""
     settings = cast("dict[str, Any]", OmegaConf.to_container(config.hydra.sweeper, resolve=False))
-    params = settings.get("params") or {}
-    own = {f"hydra.sweeper.params.{name}={value}" for name, value in params.items()}
-    own |= {
-        f"hydra.sweeper.{name}={value}"
-        for name, value in settings.items()
-        if name not in _CHANGEABLE and value not in (None, {})
-    }
+    compared = {f"params.{name}": value for name, value in (settings.get("params") or {}).items()}
+    compared |= {name: settings[name] for name in settings if name not in _CHANGEABLE}
+    own = {f"hydra.sweeper.{name}={value}" for name, value in compared.items() if value not in (None, {})}
     return own.union(filter_overrides(list(config.hydra.overrides.task)))
 
 
