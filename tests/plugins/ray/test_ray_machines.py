@@ -108,8 +108,8 @@ time.sleep(600)
 def test_hosts_of_ssh_run_calls_and_keep_nothing_of_a_killed_program(tmp_path: Path) -> None:
     before = ray_processes()
     (tmp_path / "driver.py").write_text(DRIVER)
-    with hosts.Hosts(tmp_path / "hosts", 2) as ssh:
-        variables = {**ssh.environment(), "PYTHONPATH": os.pathsep.join(sys.path)}
+    with hosts.Hosts(tmp_path / "hosts", 2) as ssh, tempfile.TemporaryDirectory(dir="/tmp") as short:
+        variables = {**ssh.environment(), "PYTHONPATH": os.pathsep.join(sys.path), "RAY_TMPDIR": short}
         command = [sys.executable, tmp_path / "driver.py"]
         with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as driver:
             assert driver.stdout is not None
@@ -118,6 +118,7 @@ def test_hosts_of_ssh_run_calls_and_keep_nothing_of_a_killed_program(tmp_path: P
             driver.stdout.read()
         assert line.split() == ["FOUND", "2", "2.0"]
         assert eventually(lambda: not ray_processes() - before, 120), f"left: {ray_processes() - before}"
+        assert eventually(lambda: not os.listdir(short)), "Ray's files are removed"
 
 
 def test_a_machine_that_can_not_be_reached_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,6 +238,7 @@ def test_options_of_ray_for_one_more_machine() -> None:
     asked = {"address": "10.0.0.1:7", "name": "n2", "folder": "/tmp/r", "part": "1"}
     more = {"num_cpus": 4.0, "resources": {"licence": 2}, "labels": {"zone": "a"}, "_memory": 1 << 34}
     assert words_of({**asked, **more}) == [
-        *("start", "--block", "--address=10.0.0.1:7", "--node-name=n2", "--temp-dir=/tmp/r/1"),
+        *("start", "--block", "--address=10.0.0.1:7", "--node-name=n2"),
+        *("--min-worker-port=0", "--max-worker-port=0", "--temp-dir=/tmp/r/1"),
         *("--num-cpus=4", "--memory=17179869184", '--resources={"licence": 2}', "--labels=zone=a"),
     ]

@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -391,6 +391,32 @@ def show(event: Event, prefix: str = "") -> None:
     with _showing:
         while data:
             data = data[os.write(fd, data) :]
+
+
+_REMOVE = (
+    "trap '' INT TERM HUP; looks=100; read line && looks=1; for i in $(seq 300); do "
+    'rm -rf -- "$0"; sleep 0.1; [ -e "$0" ] || looks=$((looks - 1)); [ $looks -gt 0 ] || exit 0; done'
+)
+"""Program that removes a folder. If its parent was killed, processes that the parent has started may create
+the folder again within some seconds."""
+
+
+@contextlib.contextmanager
+def removed_at_end(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Remove a folder after the block, or when this process is killed, together with what its processes
+    write there.
+    """
+    with subprocess.Popen(
+        ["sh", "-c", _REMOVE, os.fspath(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as shell:
+        try:
+            yield
+        finally:
+            shell.communicate(b"\n")
 
 
 def start(

@@ -12,7 +12,7 @@ Like plain Ray, this engine differs from the local engine in the following point
 - A cancel within microseconds of the end of its task may abort the driver, because of a bug in Ray.
 - `ObjectRefGenerator.completed` reports the end of a stream, but not its error.
 - `list_tasks` and `list_objects` need Ray's dashboard.
-- A scratch folder stays behind when the driver is killed.
+- A scratch folder stays behind when the driver is killed; Ray's own folder on several machines does not.
 """
 
 from __future__ import annotations

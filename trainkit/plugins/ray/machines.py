@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import secrets
-import shutil
 import socket
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from typing import Any
 from trainkit import registry
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
-from trainkit.plugins.cluster.commands import GRACE_S, Event, RemoteCommand
+from trainkit.plugins.cluster.commands import GRACE_S, Event, RemoteCommand, removed_at_end
 from trainkit.plugins.cluster.machines import SCHEME, Machine, Machines
 from trainkit.plugins.ray import has_several_nodes
 
@@ -85,7 +84,7 @@ class Spread:
             if self._kept is None:
                 # Users of one machine can't share Ray's default folder.
                 self._folder = tempfile.mkdtemp(prefix="ray-", dir=os.environ.get("RAY_TMPDIR") or "/tmp")
-                stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
+                stack.enter_context(removed_at_end(self._folder))
             stack.enter_context(_token())
             self._stack = stack.pop_all()
         return self
@@ -110,7 +109,7 @@ class Spread:
     def _own_address(self) -> str | None:
         """Return the address of this machine in the network of the others; None: let Ray choose."""
         for machine in self._others[:1]:
-            with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as probe:
+            with contextlib.suppress(OSError, UnicodeError), socket.socket(type=socket.SOCK_DGRAM) as probe:
                 probe.connect((machine.name, 9))  # sends nothing
                 address = str(probe.getsockname()[0])
                 return None if address.startswith("127.") else address

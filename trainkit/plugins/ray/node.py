@@ -7,14 +7,14 @@ that describe this machine.
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
+from trainkit.plugins.cluster.commands import removed_at_end
 from trainkit.runtime.local.system import devices
 
 _OPTIONS = {
@@ -30,7 +30,8 @@ def words_of(asked: dict[str, Any]) -> list[str]:
     # Ray counts all CPUs of a machine, also those that this program must not use.
     amounts = {"num_cpus": devices.cpu_count(), **asked}
     words = ["start", "--block", f"--address={asked['address']}", f"--node-name={asked['name']}"]
-    words += [f"--temp-dir={asked['folder']}/{asked['part']}"]
+    # Other Rays on this machine must not choose the same ports.
+    words += ["--min-worker-port=0", "--max-worker-port=0", f"--temp-dir={asked['folder']}/{asked['part']}"]
     words += [f"{option}={int(amounts[name])}" for name, option in _OPTIONS.items() if name in amounts]
     if "resources" in asked:
         words.append(f"--resources={json.dumps(asked['resources'])}")
@@ -45,6 +46,7 @@ def main() -> None:
 
     asked = json.loads(sys.argv[1])
     folder = Path(asked["folder"])
+    end = contextlib.ExitStack()
     try:
         folder.mkdir(mode=0o700, parents=True)
     except FileExistsError:  # the machines share it, or the user has named it
@@ -52,8 +54,9 @@ def main() -> None:
             sys.exit(f"{folder} belongs to another user: set RAY_TMPDIR to a folder for Ray's files")
     else:
         if not asked["is_kept"]:
-            atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    cli(words_of(asked), prog_name="ray")
+            end.enter_context(removed_at_end(folder))
+    with end:
+        cli(words_of(asked), prog_name="ray")
 
 
 if __name__ == "__main__":
