@@ -320,12 +320,12 @@ def test_a_damaged_record_hides_no_other_job(login: Login) -> None:
     assert login.trainkit("jobs", "--all").startswith(second)
 
 
-def test_users_do_not_see_and_not_disturb_each_other(login: Login) -> None:
-    other = Login(login.slurm, Path(tempfile.mkdtemp(prefix="trainkit-slurm-", dir="/tmp")))
+def test_users_neither_see_nor_disturb_each_other(login: Login) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="trainkit-slurm-", dir="/tmp"))
     try:
-        _two_users(login, other)
+        _two_users(login, Login(login.slurm, folder))
     finally:
-        shutil.rmtree(other.folder)
+        shutil.rmtree(folder)
 
 
 def _two_users(login: Login, other: Login) -> None:
