@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -93,6 +94,15 @@ def test_a_trial_goes_on_from_a_checkpoint_that_was_copied_back(fit, restore, tm
     assert again.num_errors == 0
     assert again[0].metrics["step"] == 4
     assert again[0].checkpoint is not None
+
+
+def test_the_log_has_the_time_of_each_upload_of_a_checkpoint(fit, caplog):
+    caplog.set_level(logging.INFO, "trainkit.tune")
+    [result] = fit(saving, run={"storage_path": "memory://bucket"})
+    uploads = [line for line in caplog.messages if line.startswith("uploaded ")]
+    trial, last = Path(result.checkpoint.path).parts[-2:]
+    assert any(re.fullmatch(rf"uploaded {trial}/{last}: \d+\.\d MB in \d+\.\d\d s", line) for line in uploads)
+    assert len(uploads) == len({line.split(":")[0] for line in uploads})  # no checkpoint is uploaded twice
 
 
 def test_a_file_address_is_a_local_folder(fit, tmp_path, results):

@@ -18,6 +18,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, StorageError
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.core.checkpoint import CHECKPOINT_FOLDER, link_or_copy
@@ -29,7 +30,7 @@ from trainkit.tune.store.commands import FOLDER as COMMANDS
 from trainkit.tune.store.ownership import FILENAME as LOCK
 from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.schema import FILENAME, open_database
-from trainkit.tune.sync.storage import Address, checkpoint_of
+from trainkit.tune.sync.storage import Address, SyncerFileSystem, checkpoint_of
 
 logger = logging.getLogger("trainkit.tune")
 
@@ -289,6 +290,7 @@ class Mirror(Callback):
 
     def _upload_checkpoints(self, workshop: Path, kept: set[str]) -> None:
         for name in sorted(kept):
+            began, size = SYSTEM.monotonic(), 0
             for folder, _, files in os.walk(workshop / name):
                 for file in files:
                     path = Path(folder, file)
@@ -296,6 +298,10 @@ class Mirror(Callback):
                     self._there[short] = -1  # a failed upload may leave a partial file at the address
                     self._address.put(path, short)
                     self._there[short] = path.stat().st_size
+                    size += self._there[short]
+            if size and not isinstance(self._address.fs, SyncerFileSystem):  # which copies the files later
+                seconds = SYSTEM.monotonic() - began
+                logger.info("uploaded %s: %.1f MB in %.2f s", name, size / 1e6, seconds)
 
     def _upload_files(self, name: str) -> None:
         """Upload the changed files of the trial's folder `name`; '' is the experiment's folder itself."""
