@@ -34,34 +34,32 @@ class _Fixed(metaclass=_Kind):
 # --- events: `time` is in seconds and never decreases ---------------------------------------------
 
 
-class Placed(_Fixed):
+class _OfAttempt(_Fixed):
+    """Base class of the events of one attempt of a trial."""
+
+    trial_id: str
+    attempt: int
+    time: float
+
+
+class Placed(_OfAttempt):
     """The trial has its resources and a process that is not set up yet; sent only if trials have timeouts."""
 
-    trial_id: str
-    attempt: int
-    time: float
 
-
-class Started(_Fixed):
+class Started(_OfAttempt):
     """The trial's process has been set up and waits for permission to run."""
 
-    trial_id: str
-    attempt: int
-    time: float
     pid: int
     hostname: str
     node_ip: str
 
 
-class Reported(_Fixed):
+class Reported(_OfAttempt):
     """The trial has reported and waits in `report()`; if `done` is True, the trial has also ended.
 
     `problem`, here and in `Finished`, is the traceback of an exception in the user's clean-up.
     """
 
-    trial_id: str
-    attempt: int
-    time: float
     iteration: int
     metrics: dict[str, Any]
     checkpoint: str | None = None
@@ -69,45 +67,33 @@ class Reported(_Fixed):
     problem: str = ""
 
 
-class Finished(_Fixed):
+class Finished(_OfAttempt):
     """The trial's run is complete: the trial ended by itself or after a Stop."""
 
-    trial_id: str
-    attempt: int
-    time: float
     iteration: int
     checkpoint: str | None = None
     problem: str = ""
 
 
-class Saved(_Fixed):
+class Saved(_OfAttempt):
     """The trial has saved a checkpoint at its report, or can't save a checkpoint."""
 
-    trial_id: str
-    attempt: int
-    time: float
     iteration: int
     checkpoint: str | None
 
 
-class Adopted(_Fixed):
+class Adopted(_OfAttempt):
     """The copy of a donor's checkpoint to a paused trial's folder has ended; if the copy failed, `problem`
     says why.
     """
 
-    trial_id: str
-    attempt: int
-    time: float
     checkpoint: str | None
     problem: str = ""
 
 
-class Failed(_Fixed):
+class Failed(_OfAttempt):
     """The trial raised an exception, or its process died."""
 
-    trial_id: str
-    attempt: int
-    time: float
     failure: Failure
 
 
@@ -180,11 +166,16 @@ class TrialAdded(_Fixed):
     trial: Trial
 
 
-class AttemptStarted(_Fixed):
-    """An attempt has started in a process, at an iteration, with the trial's current configuration."""
+class _AttemptRecord(_Fixed):
+    """Base class of the records of one attempt of a trial."""
 
     trial: Trial
     attempt: int
+
+
+class AttemptStarted(_AttemptRecord):
+    """An attempt has started in a process, at an iteration, with the trial's current configuration."""
+
     time: float
     pid: int
     hostname: str
@@ -192,31 +183,25 @@ class AttemptStarted(_Fixed):
     iteration: int
 
 
-class ResultAdded(_Fixed):
+class ResultAdded(_AttemptRecord):
     """A report: `metrics` as the trial sent them, and `result` as callbacks see it."""
 
-    trial: Trial
-    attempt: int
     iteration: int
     time: float
     metrics: dict[str, Any]
     result: dict[str, Any]
 
 
-class DecisionMade(_Fixed):
+class DecisionMade(_AttemptRecord):
     """A decision on a report, with its reason."""
 
-    trial: Trial
-    attempt: int
     iteration: int
     decision: Decision
 
 
-class CheckpointAdded(_Fixed):
+class CheckpointAdded(_AttemptRecord):
     """A checkpoint is complete, on disk and committed."""
 
-    trial: Trial
-    attempt: int
     checkpoint: SavedCheckpoint
 
 
