@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -123,20 +120,6 @@ def test_nothing_is_handed_out_twice_and_nothing_is_lost(
         session.serve()
     assert not session.queue, "whatever fits an empty machine is granted in the end"
     assert session.ledger.amounts() == TOTALS
-
-
-@settings(deadline=None)
-@given(asked)
-def test_who_waits_could_not_have_been_granted_or_is_behind_somebody(
-    wanted: list[tuple[list[dict[str, float]], bool]],
-) -> None:
-    session = Session()
-    for gang, nested in wanted:
-        session.ask(gang, nested)
-    session.serve()
-    nested_ones = [waiting for waiting in session.queue if waiting.nested]
-    first = (nested_ones or session.queue)[:1]
-    assert all(session.ledger.lacking_for_all(waiting.bundles) for waiting in first), "first, and it fits"
 
 
 @settings(deadline=None)
@@ -288,22 +271,3 @@ def test_in_a_group_nobody_is_passed_over_for_ever_either() -> None:
     assert granted(large, small) == [], "tasks hold the rest"
     in_reach = False
     assert granted(large, small) == [3], "nobody knows when the rest will be free"
-
-
-def sums(of: Iterable[dict[str, Any]]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for bundle in of:
-        for name, amount in bundle.items():
-            found[name] = found.get(name, 0) + amount
-    return found
-
-
-@settings(deadline=None)
-@given(st.lists(bundles, min_size=1, max_size=6))
-def test_a_group_lacks_something_exactly_when_it_can_not_be_held(wanted: list[dict[str, float]]) -> None:
-    ledger = Ledger.of_machine(TOTALS)
-    lacking = ledger.lacking_for_all(wanted)
-    assert ledger.amounts() == TOTALS, "looking takes nothing"
-    assert (ledger.take_all(wanted) is None) == bool(lacking)
-    over = {name for name, amount in sums(wanted).items() if amount > TOTALS[name]}
-    assert over <= set(lacking)

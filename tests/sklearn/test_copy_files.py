@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.model_selection import KFold
 
 from tests.sklearn.copy_files import copy_files
 from trainkit.sklearn import shared_memory
-from trainkit.sklearn.shared_memory import FoldCopies, SharedCopies, fold_array, open_copies, parts_to_copy
+from trainkit.sklearn.shared_memory import FoldCopies, SharedCopies, fold_array, open_copies
 
 
 @pytest.fixture(autouse=True)
@@ -39,15 +38,6 @@ class TestTheFile:
 
     def take(self, found: SharedCopies, part: tuple[int, int] = PART, read: Any = lambda: None) -> Any:
         return found.take(self.X, part, self.ROWS, read)
-
-    def test_is_written_once_and_mapped_by_each(self, copies: SharedCopies) -> None:
-        pieces: list[int] = []
-        first = self.take(copies, read=lambda: pieces.append(1))
-        second = self.take(copies, read=lambda: pieces.append(2))
-        np.testing.assert_array_equal(first, self.X[self.ROWS])
-        first[:] = 0.0
-        np.testing.assert_array_equal(second, self.X[self.ROWS])
-        assert set(pieces) == {1}
 
     @pytest.mark.external
     def test_of_a_writer_that_was_killed_is_written_again(
@@ -131,21 +121,3 @@ class TestTheFile:
             self.X, self.ROWS, self.ROWS, shared=FoldCopies(elsewhere, 0, (self.ROWS, self.ROWS))
         ) as X:
             np.testing.assert_array_equal(X[self.ROWS], self.X[self.ROWS])
-
-
-class TestParts:
-    X = np.zeros((30, 4))
-
-    def test_are_those_that_are_no_views(self) -> None:
-        splits = list(KFold(3).split(self.X))
-        assert parts_to_copy(self.X, splits, views=True) == [(1, 0)]
-        assert len(parts_to_copy(self.X, splits, views=False)) == 6
-
-    def test_are_large_ones(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(shared_memory, "LEAST_BYTES", 20 * 4 * 8)
-        splits = list(KFold(3, shuffle=True).split(self.X))
-        assert parts_to_copy(self.X, splits, views=True) == [(0, 0), (1, 0), (2, 0)]
-
-    @pytest.mark.parametrize("X", [[[0.0]] * 30, np.array([["a"]] * 30, dtype=object), np.ma.zeros((30, 4))])
-    def test_are_none_of_other_data(self, X: Any) -> None:
-        assert parts_to_copy(X, list(KFold(3).split(X)), views=False) == []

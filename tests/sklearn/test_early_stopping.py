@@ -21,7 +21,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
-from tests.sklearn.by_hand import ALPHAS, FOLDS, SGD, X, Y, by_hand, scores_by_hand, split_scores
+from tests.sklearn.by_hand import FOLDS, SGD, X, Y, by_hand, scores_by_hand, split_scores
 from tests.sklearn.scripted_estimator import EndsAfter
 from trainkit.sklearn import TuneGridSearchCV
 from trainkit.tune.schedulers import ASHAScheduler, MedianStoppingRule
@@ -70,19 +70,6 @@ def test_scores_and_refit_are_those_of_training_by_hand(estimator: Any, grid: An
     refitted = by_hand(best, iterations[search.best_index_], portions, X, Y, from_rung_to_rung=True)
     how = next(each for each in ("predict_proba", "decision_function", "predict") if hasattr(refitted, each))
     assert np.array_equal(getattr(search, how)(X), getattr(refitted, how)(X))
-
-
-# row 1.38
-def test_a_candidate_that_was_stopped_has_the_scores_of_its_last_report() -> None:
-    # One at a time, as who is stopped depends on who came before.
-    arguments: dict[str, Any] = {"early_stopping": True, "max_iters": 16, "cv": FOLDS, "n_jobs": 1}
-    search = TuneGridSearchCV(SGD, {"alpha": ALPHAS}, **arguments).fit(X, Y)
-    iterations = list(search.cv_results_["training_iteration"])
-    assert set(iterations) <= {1, 4, 16}  # the rungs of ASHA
-    assert min(iterations) < 16
-    for candidate, done in enumerate(iterations):
-        itself = clone(SGD).set_params(alpha=ALPHAS[candidate])
-        assert split_scores(search, candidate) == scores_by_hand(itself, done, 16, from_rung_to_rung=True)
 
 
 # row 1.38

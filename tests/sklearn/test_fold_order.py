@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from typing import Any, NamedTuple
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,21 +94,3 @@ def test_fits_that_take_alike_are_at_two_folds_at_once_at_most(
             if fit.begin <= moment < fit.end
         }
         assert len(at_once) <= 2
-
-
-def test_without_blocks_a_candidate_is_done_before_the_next_one() -> None:
-    assert [fit[2:] for fit in evaluated(2, 3, 1, 1, [1])] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
-
-
-def test_a_block_goes_fold_by_fold() -> None:
-    assert [fit[2:] for fit in evaluated(3, 2, 1, 2, [1])] == [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1)]
-
-
-@pytest.mark.parametrize("waiting", ["pending", "paused"])
-def test_a_candidate_that_waits_goes_before_a_new_one_of_a_later_block(waiting: str) -> None:
-    order = FoldScheduler(1)
-    order.on_trial_add("a")
-    order.on_result("a", report(2))
-    given = {"pending": (), "paused": ()} | {waiting: ("a",)}
-    assert order.choose_trial_to_run(**given, new=True) == "a"
-    assert order.choose_trial_to_run((), (), new=True) is None

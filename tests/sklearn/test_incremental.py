@@ -26,8 +26,7 @@ from sklearn.linear_model import (
 from sklearn.mixture import GaussianMixture
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.neural_network import MLPClassifier
-from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.pipeline import Pipeline
 from sklearn.svm import SVC
 from sklearn.tree import DecisionTreeClassifier
 
@@ -166,13 +165,6 @@ def test_boosters_with_a_stop_of_their_own_are_refused() -> None:
 # --- pipelines --------------------------------------------------------------------------------------
 
 
-# row 1.38
-def test_of_a_pipeline_the_last_step_is_trained() -> None:
-    pipeline = make_pipeline(StandardScaler(), SGDClassifier())
-    assert trained_step(pipeline, last_step=True) is pipeline.steps[-1][1]
-    assert trained_step(SVC, last_step=True) is SVC
-
-
 def test_a_pipeline_that_can_be_trained_as_a_whole_is() -> None:
     class Passing(Pipeline):  # type: ignore[misc]
         def partial_fit(self, X: Any, y: Any) -> Passing:
@@ -204,12 +196,6 @@ def test_the_resource_cannot_be_searched(estimator: Any, searched: str, prefix: 
         require_free(incremental_method(estimator), {"max_depth", searched}, prefix)
 
 
-def test_other_parameters_can_be_searched() -> None:
-    require_free(incremental_method(RandomForestClassifier()), {"max_depth", "gb__n_estimators"})
-    require_free(incremental_method(GradientBoostingClassifier()), {"n_estimators"}, "gb__")
-    require_free(incremental_method(SGDClassifier()), {"max_iter", "warm_start"})
-
-
 # --- the division -----------------------------------------------------------------------------------
 
 
@@ -234,11 +220,3 @@ def test_a_training_may_be_left_to_the_default() -> None:
     assert WAY.maximum({}, 10) == WAY.maximum({"n_estimators": None}, 10) == 100
     assert WAY.maximum({"n_estimators": 30}, 30) == 30
     assert IncrementalMethod(MethodKind.PARTIAL_FIT).maximum({"max_iter": 1000}, 7) == 7
-
-
-@pytest.mark.parametrize("value", [4, 0, -1, "many", 20.0])
-def test_a_training_that_cannot_be_divided_is_refused(value: Any) -> None:
-    with pytest.raises(
-        ConfigError, match=r"cannot be divided into max_iters=5 portions: set n_estimators to at least 5"
-    ):
-        WAY.maximum({"n_estimators": value}, 5)

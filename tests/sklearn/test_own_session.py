@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from sklearn.datasets import load_iris
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.feature_extraction.text import CountVectorizer
@@ -40,7 +38,7 @@ from trainkit.plugins.pools import Pool
 from trainkit.runtime import session
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV, experiment, first_folds
 from trainkit.sklearn.context import SklearnContext
-from trainkit.sklearn.first_folds import FirstFolds, worth_handing_over, worth_starting
+from trainkit.sklearn.first_folds import FirstFolds
 from trainkit.sklearn.trials import EvaluationTask, may_be_here
 
 X, Y = data()
@@ -332,15 +330,3 @@ def test_nothing_waits_for_a_fold_after_an_interrupt(interrupt: BaseException | 
     assert other.left == 2, "the fold that was left is still under way"
     gate.unlink()
     assert eventually(lambda: not first.in_use.locked())
-
-
-@given(st.floats(1e-4, 1e3), st.integers(1, 10**6), st.integers(1, 64))
-def test_workers_are_given_what_they_do_sooner(fold_s: float, left: int, workers: int) -> None:
-    here_s, there_s = fold_s * left, first_folds.HAND_OVER_S + fold_s * math.ceil(left / workers)
-    hands_over = worth_handing_over(fold_s, left, workers)
-    assert hands_over == (here_s > there_s or here_s > first_folds.MOST_S)
-    assert worth_handing_over(fold_s, left + 1, workers) >= hands_over
-    starts = worth_starting(2 * fold_s, fold_s, 1, left)  # the second fold has taken as long as the first
-    assert worth_starting(2 * fold_s, fold_s, 1, left + 1) >= starts
-    assert starts == (2 * fold_s + fold_s * left > first_folds.START_AFTER_S)
-    assert not worth_starting(0.1, 0.1, 1, left), "the first fold alone is no measure"

@@ -36,7 +36,6 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler, TargetEncoder
 
-from trainkit.errors import ConfigError
 from trainkit.sklearn.incremental_fit import IncrementalFit
 
 X, Y = load_digits(return_X_y=True)
@@ -71,19 +70,6 @@ def same(one: Any, other: Any, X: Any = X) -> bool:
 
 
 # --- partial_fit ------------------------------------------------------------------------------------
-
-
-# row 1.38
-@pytest.mark.parametrize(
-    "estimator",
-    [
-        SGDClassifier(random_state=0),
-        SGDClassifier(loss="log_loss", random_state=np.random.RandomState(3)),
-        MLPClassifier((8,), random_state=0),
-    ],
-)
-def test_partial_fit_is_called_once_a_portion(estimator: Any) -> None:
-    assert same(trained(estimator, 3, 5), passed(clone(estimator), 3))
 
 
 def test_classes_that_a_fold_lacks_are_told() -> None:
@@ -299,14 +285,6 @@ def test_sparse_text_goes_through() -> None:
 
 
 # row 1.37
-def test_weights_reach_the_call_of_each_portion() -> None:
-    ours = trained(SGDClassifier(random_state=0), 2, 2, sample_weight=WEIGHTS)
-    assert same(ours, passed(SGDClassifier(random_state=0), 2, sample_weight=WEIGHTS))
-    forest = RandomForestClassifier(n_estimators=4, random_state=0)
-    assert same(trained(forest, 2, 2, sample_weight=WEIGHTS), clone(forest).fit(X, Y, sample_weight=WEIGHTS))
-
-
-# row 1.37
 def test_weights_find_their_step() -> None:
     pipeline = Pipeline([("scale", StandardScaler()), ("sgd", SGDClassifier(random_state=0))])
     ours = trained(pipeline, 2, 2, sgd__sample_weight=WEIGHTS, scale__sample_weight=WEIGHTS)
@@ -372,15 +350,6 @@ def test_parameters_may_change_on_the_way() -> None:
     by_hand = SGDClassifier(random_state=0).partial_fit(scaled, Y, classes=np.unique(Y))
     by_hand.set_params(alpha=1.0).partial_fit(scaled, Y)
     assert same(piecewise.estimator.named_steps["sgdclassifier"], by_hand, scaled)
-
-
-def test_transformers_cannot_change_on_the_way() -> None:
-    piecewise = IncrementalFit(
-        make_pipeline(PCA(4), SGDClassifier(random_state=0)), 3, last_step=True, labels=Y
-    )
-    piecewise.advance(lambda: (X, Y, {}))
-    with pytest.raises(ConfigError, match="pca__n_components cannot change during training"):
-        piecewise.change({"pca__n_components": 5})
 
 
 def test_a_transformer_that_fails_leaves_the_pipeline_whole() -> None:

@@ -19,7 +19,7 @@ from tests.runtime.local.programs import Programs
 from tests.sklearn.scripted_estimator import ScriptedEstimator, data, done
 from trainkit.errors import StoreError
 from trainkit.sklearn import TuneGridSearchCV
-from trainkit.sklearn.outcomes import candidate_key, claim_folder, digest, known_of
+from trainkit.sklearn.outcomes import claim_folder
 from trainkit.tune import ResultGrid
 
 X, Y = data()
@@ -260,15 +260,6 @@ def test_a_search_with_a_name_evaluates_anew_what_failed(others: list[str], tmp_
 # --- the pure part --------------------------------------------------------------------------------
 
 
-def test_digests_differ_by_content_and_not_by_place() -> None:
-    array = np.arange(12.0).reshape(3, 4)
-    assert digest(array, "X") == digest(array.copy(), "X")
-    assert digest(array, "X") != digest(array.T, "X")
-    changed = array.copy()
-    changed[2, 3] = 7
-    assert digest(array, "X") != digest(changed, "X")
-
-
 _OWN_CLASS = """
 from sklearn.tree import DecisionTreeClassifier
 from trainkit.sklearn.outcomes import digest
@@ -292,23 +283,6 @@ def test_a_class_of_the_program_itself_is_known_again() -> None:
         return run_python("-c", program).stdout
 
     assert told(_OWN_CLASS) == told(_OWN_CLASS) != told(_OWN_CLASS.replace("OFFSET = 2", "OFFSET = 3"))
-
-
-def test_a_candidate_is_known_by_its_parameters() -> None:
-    assert candidate_key({"C": 1.0}) == candidate_key({"C": 1.0}) != candidate_key({"C": 2.0})
-    assert candidate_key({"C": 1.0}, "task") != candidate_key({"C": 1.0}, "other")
-
-
-def test_only_the_folds_before_the_first_gap_are_known() -> None:
-    def fold(split: int) -> dict[str, Any]:
-        times = {f"split{split}_{kind}": 0.1 for kind in ("fit_time", "score_time")}
-        return {**times, f"split{split}_test_score": 1.0, f"split{split}_n_test_samples": 5}
-
-    report = {"candidate_key": "a", **fold(0), **fold(2)}
-    assert [len(folds) for folds in known_of([report], 3).values()] == [1]
-    failed = {"candidate_key": "a", **fold(0), **fold(1), "split1_fit_error": "ValueError"}
-    assert [len(folds) for folds in known_of([failed], 2).values()] == [1]
-    assert known_of([{"candidate_key": "", **fold(0)}, fold(1)], 3) == {}
 
 
 def test_names_are_counted(tmp_path: Path) -> None:

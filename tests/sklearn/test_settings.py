@@ -26,8 +26,7 @@ from trainkit.sklearn.settings import (
 from trainkit.tune.callbacks import Callback, CSVLoggerCallback
 from trainkit.tune.controller.rules import words_of
 from trainkit.tune.core.setting_names import named_as
-from trainkit.tune.core.stoppers import MaximumIterationStopper, TimeoutStopper
-from trainkit.tune.schedulers import ASHAScheduler
+from trainkit.tune.core.stoppers import MaximumIterationStopper
 
 
 def settled(tune_params: Any = None, scheduler: Any = None, **arguments: Any) -> Settings:
@@ -107,31 +106,7 @@ def test_what_is_no_logger_is_told(wrong: Any) -> None:
         loggers_of(wrong)
 
 
-@pytest.mark.parametrize(("verbose", "level"), [(0, 0), (1, 1), (True, 1), (2, 0), (10, 0)])
-def test_verbose(verbose: int, level: int) -> None:
-    """From 2 on scikit-learn's lines tell of each fold, and the console doesn't tell the same again."""
-    assert settled(verbose=verbose).run.verbose == level
-
-
 # --- when it ends ---------------------------------------------------------------------------------
-
-
-def test_a_stopper_judges_candidates_by_all_their_folds() -> None:
-    stop = settled(stopper=MaximumIterationStopper(1)).run.stop
-    assert isinstance(stop, AfterAllFolds)
-    assert not stop("a", {"training_iteration": 1, "split0_fit_time": 0.1})
-    assert stop("a", {"training_iteration": 2, "split0_fit_time": 0.1, "split3_fit_time": 0.1})
-    assert stop.reason()["stopper"] == "MaximumIterationStopper"
-
-
-def test_a_stopper_ends_the_search() -> None:
-    stop = AfterAllFolds([TimeoutStopper(10), {"average_test_score": 0.9}], folds=1)
-    assert stop.deadline_s == 10
-    stop.on_time(5.0)
-    assert not stop.stop_all()
-    stop.on_time(11.0)
-    assert stop.stop_all()
-    assert words_of(stop) == "stopped by TimeoutStopper: timeout 10"
 
 
 @pytest.mark.parametrize(
@@ -147,11 +122,6 @@ def test_a_stopper_is_said_to_have_stopped_what_it_has(rule: Any, words: str) ->
         stop = AfterAllFolds(rule, folds=1)
     assert stop("a", {"training_iteration": 1, "split0_fit_time": 0.1, "average_test_score": 0.95})
     assert words_of(stop) == words
-
-
-def test_with_early_stopping_a_stopper_sees_every_report() -> None:
-    stopper = MaximumIterationStopper(3)
-    assert settled(stopper=stopper, scheduler=ASHAScheduler()).run.stop is stopper
 
 
 # --- tune_params ----------------------------------------------------------------------------------

@@ -13,15 +13,11 @@ from hypothesis import strategies as st
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.plugins.pb2.scheduler import (
-    HIGHEST,
-    LOWEST,
     Acquisition,
     Bandit,
     Choice,
     Kernel,
     Points,
-    beta,
-    fitted,
     from_unit,
     maximised,
     negative_log_likelihood,
@@ -98,32 +94,6 @@ def test_26_the_gradient_is_that_of_finite_differences():
         assert by_kernel[place] == pytest.approx(differences, abs=1e-6)
 
 
-def test_26_what_is_learnt_stays_within_its_bounds_and_is_likelier():
-    known, y = observed(40)
-    kernel = fitted(known, y)
-    theta = kernel.theta
-    assert np.all(np.log(LOWEST) - 1e-9 <= theta)
-    assert np.all(theta <= np.log(HIGHEST) + 1e-9)
-    start = negative_log_likelihood(Kernel().theta, known, y)[0]
-    assert negative_log_likelihood(theta, known, y)[0] <= start
-
-
-def test_noise_and_forgetting_are_learnt():
-    rng = np.random.default_rng(3)
-    x, t = rng.random((80, 1)), np.repeat(np.arange(20.0), 4)
-    known = Points(np.zeros(80), x, t)
-    still = np.sin(6 * x[:, 0])
-    quiet, loud = (fitted(known, still + noise * rng.normal(size=80)) for noise in (0.02, 0.5))
-    assert quiet.noise < 0.01 < 0.05 < loud.noise
-    turning = np.sin(6 * x[:, 0] + t)
-    assert fitted(known, turning).forgetting > 10 * quiet.forgetting
-
-
-def test_beta_counts_rounds_and_has_no_negative_root():
-    assert beta(0) == beta(1) == beta(2.5) == 0.2
-    assert beta(10) == pytest.approx(0.2 + math.log(4))
-
-
 def test_gains_are_standardized_and_clipped():
     assert standardized(np.array([2.0, 2.0, 2.0])).tolist() == [0, 0, 0]
     assert standardized(np.empty(0)).tolist() == []
@@ -138,14 +108,6 @@ def test_the_largest_acquisition_is_found_between_the_candidates():
 
     found = maximised(bowl, 3, np.random.default_rng(0))
     assert found == pytest.approx([0.123456, 1.0, 0.0], abs=1e-5)
-
-
-def test_a_bandit_without_observations_draws_anywhere():
-    rng = np.random.default_rng(0)
-    drawn = [float(Bandit(1).choose(0.0, 0.0, rng).x[0]) for _ in range(200)]
-    assert 0 <= min(drawn) < 0.1
-    assert 0.9 < max(drawn) <= 1
-    assert 0.4 < float(np.mean(drawn)) < 0.6
 
 
 def test_choices_of_one_round_differ():

@@ -45,17 +45,6 @@ def test_a_density_is_one_in_all_on_the_unit_square(data, least):
     assert values.mean() == pytest.approx(1, abs=5e-3)
 
 
-# property 18
-@given(data=rows([Column(3), UNIT, Column(1)]), least=st.floats(0.03, 0.9))
-def test_a_density_over_categories_too_is_one_in_all(data, least):
-    density = KernelDensity(data, [Column(3), UNIT, Column(1)], least)
-    ticks = (np.arange(400) + 0.5) / 400
-    grid = np.array([(label, x, 0) for label in range(3) for x in ticks])
-    values = density.pdf(grid)
-    assert (values >= 0).all()
-    assert 3 * values.mean() == pytest.approx(1, abs=2e-3)
-
-
 @given(labels=st.lists(st.integers(0, 9), min_size=1, max_size=30), least=st.floats(1e-3, 1))
 def test_bandwidths_of_categories_are_bounded(labels, least):
     """Labels 0, 0, 9 have a negative density without, a constant column an infinite one."""
@@ -67,22 +56,6 @@ def test_bandwidths_of_categories_are_bounded(labels, least):
     assert values.sum() == pytest.approx(1)
     counts = np.bincount(labels, minlength=10)
     assert (values[counts == counts.max()] >= values.max() - 1e-12).all()
-
-
-# property 19
-@given(
-    labels=st.lists(st.integers(0, 4), min_size=2, max_size=20),
-    order=st.permutations(range(5)),
-    seed=st.integers(0, 99),
-)
-def test_the_names_of_categories_mean_nothing(labels, order, seed):
-    x = np.random.default_rng(seed).random(len(labels))
-    one = KernelDensity(np.column_stack([labels, x]), [Column(5), UNIT])
-    other = KernelDensity(np.column_stack([[order[label] for label in labels], x]), [Column(5), UNIT])
-    assert one.bandwidths == pytest.approx(other.bandwidths)
-    points = [(label, 0.3) for label in range(5)]
-    renamed = [(order[label], 0.3) for label in range(5)]
-    assert one.pdf(np.array(points)) == pytest.approx(other.pdf(np.array(renamed)))
 
 
 def test_samples_follow_the_density():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.tune.search.domains import ALL_DOMAINS
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.plugins.searchers.bohb import Observation, Observations, TuneBOHB, budget_of
+from trainkit.plugins.searchers.bohb import Observation, Observations, TuneBOHB
 from trainkit.plugins.searchers.bohb_model import BOHBConfig, Encoding
 from trainkit.tune.schedulers import Decision, Verdict
 from trainkit.tune.space.search_space import Space
@@ -137,17 +137,6 @@ def test_worst_are_nan_infinities_and_failures():
     assert max(config["x"] for config in bench.asked()) < 0.75
 
 
-def test_a_suggestion_without_chance_beyond_its_number():
-    """The same is suggested however often and by whichever suggestion the model was made."""
-    often, once = Bench(), Bench()
-    for n in range(30):
-        often.searcher.suggest("thrown away")
-        often.searcher.on_rejected("thrown away", None)
-        for bench in (often, once):
-            bench.tell({"x": (n * 0.37) % 1}, n)
-    assert often.asked() == once.asked()
-
-
 # --- what is observed -----------------------------------------------------------------------------
 
 
@@ -179,27 +168,6 @@ def test_on_every_budget_each_trial_has_its_first_loss(calls):
             assert found == [Observation(who, loss) for (at, who), loss in first.items() if at == max(fit)]
 
 
-def test_where_nothing_is_judged_the_longest_trained_are_compared():
-    known = Observations()
-    for n in range(4):
-        known.end(f"short {n}", 3, n)
-    known.end("long", 9, 0.5)
-    known.end("longer", 27, 0.25)
-
-    def basis(least):
-        found = known.basis(lambda number, finite: number >= least)
-        return None if found is None else {each.trial_id for each in found}
-
-    assert basis(1) == {"longer"}
-    assert basis(2) == {"longer", "long"}
-    assert basis(3) == basis(6) == {"longer", "long", *(f"short {n}" for n in range(4))}
-    assert basis(7) is None
-    known.end("short 0", 27, 0.1)  # it went on
-    assert basis(2) == {"longer", "short 0"}
-    known.fail("long")
-    assert dict(losses(known))["long"] == math.inf
-
-
 def test_a_failure_counts_where_a_trial_never_came():
     known = Observations()
     known.judge("a", 0, 0.5)
@@ -225,13 +193,6 @@ def test_what_was_evaluated_elsewhere_counts_on_the_largest_budget():
     known.judge("a", 1, 0.4)
     assert losses(known) == [("e", 0.1), ("a", 0.4)]
     assert known.basis(lambda number, finite: number > 2) is None
-
-
-def test_budgets_are_read_from_reasons():
-    assert budget_of({"rule": "rung", "rung": 27, "budget": 3}) == 3
-    assert budget_of({"rule": "rung", "rung": 27}) == 27
-    assert budget_of({"rule": "max_t", "max_t": 81}) == 81
-    assert budget_of({"rule": "late report"}) is None
 
 
 @pytest.mark.parametrize(
@@ -282,38 +243,9 @@ def test_a_value_is_told_by_its_number(name, seed):
     assert encoding.snapped(row[None]) == pytest.approx(row[None])
 
 
-@pytest.mark.parametrize("name", DOMAINS)
-def test_the_whole_column_is_values_of_the_domain(name):
-    space = Space.of({name: DOMAINS[name]})
-    encoding, rng = Encoding(space), np.random.default_rng(0)
-    count = encoding.columns[0].categories
-    for number in np.linspace(0, 1, 101) if count is None else range(count):
-        assert space.contains(encoding.config(np.array([float(number)]), rng))
-
-
 def test_whole_numbers_own_half_a_step_to_either_side():
     encoding = Encoding(Space.of({"k": tune.randint(3, 7)}))
     assert [encoding.row({"k": k})[0] for k in (3, 4, 5, 6)] == [0.125, 0.375, 0.625, 0.875]
     numbers = np.linspace(0, 1, 4001)[:-1]
     values = [encoding.config(np.array([x]), np.random.default_rng(0))["k"] for x in numbers]
     assert [values.count(k) for k in (3, 4, 5, 6)] == [1000] * 4
-
-
-# property 20
-def test_what_is_not_active_has_no_number_and_none_comes_of_it():
-    space = Space.of(
-        {
-            "momentum": tune.when({"kind": "sgd"}, tune.uniform(0, 1)),
-            "kind": tune.choice(["sgd", "adam"]),
-            "net": tune.choice([{"name": "flat"}, {"name": "deep", "layers": tune.randint(2, 9)}]),
-        }
-    )
-    encoding, rng = Encoding(space), np.random.default_rng(0)
-    names = [parameter.name for parameter in space.parameters]
-    row = encoding.row({"kind": "adam", "net": {"name": "flat"}})
-    assert {name for name, number in zip(names, row, strict=True) if np.isnan(number)} == {
-        "momentum",
-        "net/layers",
-    }
-    filled = np.where(np.isnan(row), 0.5, row)
-    assert encoding.config(filled, rng) == {"kind": "adam", "net": {"name": "flat"}}

@@ -13,7 +13,6 @@ from trainkit.errors import ConfigError
 from trainkit.plugins.compat.resource_changing import (
     DistributeResources,
     DistributeResourcesToTopJob,
-    evenly_distribute_cpus_gpus,
 )
 from trainkit.tune.core.capacity import ExperimentView, ResourceLedger
 from trainkit.tune.core.resources import PlacementGroupFactory
@@ -46,12 +45,6 @@ def seen(existing: Mapping[str, float], *requests: list[Mapping[str, float]]) ->
 def cpus(allocate: Any, view: ExperimentView, index: int, **base: Any) -> float | None:
     given = allocate(view, view.get_trials()[index], REPORT, Asking(**base))
     return None if given is None else given.required_resources.get("CPU", 0)
-
-
-def test_all_is_shared_evenly():
-    view = seen({"CPU": 8}, [{"CPU": 1}], [{"CPU": 1}])
-    assert cpus(DistributeResources(), view, 0) == 4
-    assert cpus(evenly_distribute_cpus_gpus, view, 1) == 4
 
 
 def test_what_does_not_divide_goes_to_who_asks_first_and_no_further():

@@ -68,13 +68,6 @@ def _as_sent(record):
     return replace(record, metrics={name: value for name, value in record.metrics.items() if name != "done"})
 
 
-def test_facts(both):
-    memory, file = both
-    facts, stored = memory.facts(), file.facts()
-    assert facts.keys() == stored.keys()
-    assert facts["seed"] == stored["seed"] and str(facts["space"]) == str(stored["space"])
-
-
 def test_trials(both):
     memory, file = both
     trials = memory.trials()

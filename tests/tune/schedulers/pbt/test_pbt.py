@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.core.seeds import scheduler_generator
-from trainkit.tune.schedulers import PopulationBasedTraining, Verdict, described_scheduler
+from trainkit.tune.schedulers import PopulationBasedTraining, Verdict
 from trainkit.tune.schedulers.pbt.population import quantile_size, quantiles
 from trainkit.tune.space.search_space import Space
-from trainkit.tune.space.serialization import decode_config, encode_config
 
 CONTINUE, PAUSE = Verdict.CONTINUE, Verdict.PAUSE
 
@@ -296,17 +295,6 @@ def test_all_wait_for_the_last_and_are_judged_together():
     assert report(scheduler, 1, 20, 1).verdict is PAUSE
 
 
-def test_failed_and_finished_members_do_not_hold_the_barrier():  # property 24
-    scheduler = population(5, synch=True)
-    scheduler.on_trial_error("0")
-    for number, score in ((1, 1), (2, 2), (3, 3)):
-        report(scheduler, number, 10, score)
-    assert scheduler.choose_trial_to_run([], ["1", "2", "3"]) is None
-    scheduler.on_trial_complete("4")
-    assert [trial_id for trial_id, _ in scheduler.verdicts()] == ["1"]
-    assert scheduler.choose_trial_to_run([], ["1", "2", "3"]) == "1"
-
-
 def test_members_that_never_come_do_not_hold_the_barrier():
     scheduler = population(2, total=4, synch=True)
     for number in range(2):
@@ -410,16 +398,6 @@ def test_a_report_without_what_is_required():
         with pytest.raises(ConfigError, match=words):
             population(1).on_result("0", result)
         assert population(1, require_attrs=False).on_result("0", result).verdict is CONTINUE
-
-
-def test_it_is_made_again_from_its_arguments():
-    scheduler = population(synch=True, tie="random", quantile_fraction=0.5)
-    stored = encode_config({"class": "PopulationBasedTraining", "arguments": scheduler.arguments})
-    again = described_scheduler(decode_config(stored))
-    assert again.arguments == scheduler.arguments
-    scheduler = population(custom_explore_fn=lambda config: config)
-    stored = encode_config({"class": "PopulationBasedTraining", "arguments": scheduler.arguments})
-    assert described_scheduler(decode_config(stored)) is None  # the user gives it again
 
 
 # --- a space with conditions and rules ----------------------------------------------------------------
