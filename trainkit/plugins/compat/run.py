@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -18,6 +17,7 @@ from trainkit.errors import ConfigError, TrialError, did_you_mean
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.config import Mode, RunConfig, TuneConfig
 from trainkit.tune.core.configs import CheckpointConfig, FailureConfig
+from trainkit.tune.core.log import logger
 from trainkit.tune.core.metrics import first_line
 from trainkit.tune.core.resources import Bound, with_resources
 from trainkit.tune.core.stoppers import StopRule
@@ -27,8 +27,6 @@ from trainkit.tune.results.result import Result
 from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.tuner import Tuner
-
-logger = logging.getLogger("trainkit.tune")
 
 Front = TypeVar("Front", bound=Callable[..., Any])
 

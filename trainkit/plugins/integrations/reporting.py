@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,9 +10,8 @@ from typing import Any, ClassVar
 
 from trainkit.errors import MissingDependencyError
 from trainkit.tune.core.checkpoint import Checkpoint, temporary_folder
+from trainkit.tune.core.log import logger
 from trainkit.tune.trial.context import report
-
-logger = logging.getLogger("trainkit.tune")
 
 Metrics = str | Sequence[str] | Mapping[str, str] | None
 """A metric's name, a list of names, or a dictionary from reported to library names; None: all metrics."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import secrets
 import sys
@@ -16,11 +15,10 @@ from typing import Any
 
 from trainkit.errors import TuneError
 from trainkit.tune.callbacks.loggers import FileLoggerCallback
+from trainkit.tune.core.log import logger
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.display import Say, wait_saying
 from trainkit.tune.trial.context import get_context
-
-logger = logging.getLogger("trainkit.tune")
 
 Job = Callable[[], None]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,9 +27,6 @@ from trainkit.tune.display import (
     say,
     shortened,
 )
-
-logger = logging.getLogger("trainkit.tune")
-
 
 REFRESH_S = 0.5
 """Seconds between two updates of the progress block in a terminal or a notebook."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,10 +10,9 @@ from typing import Any
 from trainkit.errors import ConfigError
 from trainkit.tune.callbacks.base import HOOKS, Callback, hook_of
 from trainkit.tune.controller import events as ev
+from trainkit.tune.core.log import logger
 from trainkit.tune.core.metrics import keep_added, storing_problem
 from trainkit.tune.core.trial import Trial, TrialStatus
-
-logger = logging.getLogger("trainkit.tune")
 
 KEEP_S = 5.0
 """Seconds between two calls of the callbacks' methods `get_state`."""

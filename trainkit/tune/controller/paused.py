@@ -8,8 +8,6 @@ a user's command: like PAUSE, but the trial is in no queue until another command
 
 from __future__ import annotations
 
-import logging
-
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.attempt import (
     ActiveAttempt,
@@ -21,10 +19,9 @@ from trainkit.tune.controller.attempt import (
 from trainkit.tune.controller.ending import guarded
 from trainkit.tune.controller.state import ControllerState
 from trainkit.tune.core.checkpoint import checkpoint_dirname
+from trainkit.tune.core.log import logger
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
 from trainkit.tune.schedulers.base import Decision, Verdict, in_words, words_for
-
-logger = logging.getLogger("trainkit.tune")
 
 NO_CHECKPOINT = (
     "no checkpoint to resume from: give one to tune.report(metrics, checkpoint=...), or define "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Mapping
 
@@ -14,11 +13,10 @@ from trainkit.tune.controller.judging import end_trial, heed_scheduler
 from trainkit.tune.controller.rules import Ending
 from trainkit.tune.controller.state import ControllerState
 from trainkit.tune.core.checks import is_finite
+from trainkit.tune.core.log import logger
 from trainkit.tune.core.metrics import encode
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.space.serialization import encode_config
-
-logger = logging.getLogger("trainkit.tune")
 
 
 def obey(state: ControllerState, event: ev.CommandGiven) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections.abc import Callable, Mapping
 from datetime import date, time, timedelta
@@ -12,8 +11,7 @@ from typing import Any
 
 from trainkit.errors import MetricError, message_of
 from trainkit.tune.core.checks import is_finite, is_mapping, is_number
-
-logger = logging.getLogger("trainkit.tune")
+from trainkit.tune.core.log import logger
 
 
 def merge_dicts(d1: Mapping[str, Any], d2: Mapping[str, Any]) -> dict[str, Any]:

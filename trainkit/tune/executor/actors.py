@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import math
 import os
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.scheduling import PlacementGroup, PlacementGroupSchedulingStrategy
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.checkpoint import link_checkpoint, remove_checkpoint, remove_unknown
+from trainkit.tune.core.log import logger
 from trainkit.tune.core.resources import Bound, PlacementGroupFactory
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.executor.base import Executor, event_of, put_shared
@@ -26,8 +26,6 @@ from trainkit.tune.executor.process_pool import ProcessPool
 from trainkit.tune.executor.specs import SpecFactory
 from trainkit.tune.trial.actor import TrialActor
 from trainkit.tune.trial.messages import TrialSpec
-
-logger = logging.getLogger("trainkit.tune")
 
 
 @dataclass(slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from sys import intern
@@ -23,6 +22,7 @@ from trainkit.runtime.restart_policy import lost_text
 from trainkit.runtime.session import SessionWatch
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.failures import is_out_of_memory
+from trainkit.tune.core.log import logger
 from trainkit.tune.core.resources import Bound
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
 
@@ -80,8 +80,6 @@ def _put_named(what: str, value: Any) -> ObjectRef[Any]:
     ref: ObjectRef[Any] = api.put(value)
     return ref
 
-
-logger = logging.getLogger("trainkit.tune")
 
 _AFTER_A_LOSS = (ev.Renew, *ev.FILES_ONLY)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,6 +16,7 @@ from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.controller.rules import Plan
 from trainkit.tune.core.capacity import ResourceLedger
 from trainkit.tune.core.checks import is_finite, is_number
+from trainkit.tune.core.log import logger
 from trainkit.tune.core.metrics import lookup
 from trainkit.tune.core.resources import Bound
 from trainkit.tune.core.setting_names import setting
@@ -31,8 +31,6 @@ from trainkit.tune.experiment.setup import population_of
 from trainkit.tune.schedulers import PopulationBasedTraining, TrialScheduler
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.tree import constant_words, spell
-
-logger = logging.getLogger("trainkit.tune")
 
 
 def warn_if_never_perturbed(tune: TuneConfig, run: RunConfig, total_samples: int | None) -> None:

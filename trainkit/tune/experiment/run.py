@@ -8,7 +8,6 @@ import dataclasses
 import datetime
 import functools
 import itertools
-import logging
 import os
 import secrets
 import sys
@@ -26,6 +25,7 @@ from trainkit.tune.controller.events import SETTABLE
 from trainkit.tune.controller.rules import FAIL_FAST, FAILED_TRIALS, Ending, StopRules
 from trainkit.tune.core.capacity import ResourceLedger
 from trainkit.tune.core.configs import SyncConfig
+from trainkit.tune.core.log import logger
 from trainkit.tune.core.resources import Bound
 from trainkit.tune.core.seeds import trial_seed
 from trainkit.tune.core.setting_names import how_to_resume, went_beside
@@ -44,8 +44,6 @@ from trainkit.tune.search.trial_source import evaluated_of
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.serialization import holds_opaque
 from trainkit.tune.sync.storage import Address, describe_address, new_place, stored_address
-
-logger = logging.getLogger("trainkit.tune")
 
 
 class ExperimentRun:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, cast
@@ -13,6 +12,7 @@ from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, SyncConfig, TuneConfig
 from trainkit.tune.core import seeds
 from trainkit.tune.core.constraints import constraints_of
+from trainkit.tune.core.log import logger
 from trainkit.tune.core.metrics import shortened_repr
 from trainkit.tune.core.stoppers import describe_stop, stop_of
 from trainkit.tune.core.trial import experiment_prefix
@@ -28,8 +28,6 @@ from trainkit.tune.search import (
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.serialization import holds_opaque, why_not_made_again
 from trainkit.tune.sync.storage import Address, describe_address
-
-logger = logging.getLogger("trainkit.tune")
 
 _POLICIES: dict[str, Callable[..., Any]] = {
     "failure_config": FailureConfig,

@@ -6,7 +6,6 @@ Ray trial.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit.errors import ConfigError, MetricError
 from trainkit.tune.core.checkpoint import Checkpoint
 from trainkit.tune.core.checks import is_number, pandas_frame, require_mode
+from trainkit.tune.core.log import logger
 from trainkit.tune.core.metrics import flatten, lookup
 from trainkit.tune.core.objectives import best_row
 from trainkit.tune.results.folders import experiment_folder
@@ -24,7 +24,6 @@ from trainkit.tune.results.result_grid import ResultGrid
 if TYPE_CHECKING:
     import pandas
 
-logger = logging.getLogger("trainkit.tune")
 
 ITERATION = "training_iteration"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -16,6 +15,7 @@ from trainkit.tune.core.checkpoint import Checkpoint
 from trainkit.tune.core.checks import load, pandas_frame
 from trainkit.tune.core.constraints import is_feasible, violation_in
 from trainkit.tune.core.lineage import Stretch, lineage
+from trainkit.tune.core.log import logger
 from trainkit.tune.core.metrics import flatten, lookup
 from trainkit.tune.core.objectives import best_row, spread_of
 from trainkit.tune.core.stoppers import AUTOMATIC, missing_metric
@@ -30,7 +30,6 @@ from trainkit.tune.space.serialization import complete
 if TYPE_CHECKING:
     import pandas
 
-logger = logging.getLogger("trainkit.tune")
 
 MAX_WIDTH = 40
 """Maximum number of characters of a value when a result is displayed."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainkit.errors import ConfigError, did_you_mean
 from trainkit.registry import Registry
 from trainkit.tune.core.checks import taken
+from trainkit.tune.core.log import logger
 from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.space.serialization import made_again
-
-logger = logging.getLogger("trainkit.tune")
 
 SCHEDULERS = Registry(
     "scheduler",

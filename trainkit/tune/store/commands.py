@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import getpass
 import json
-import logging
 import os
 import socket
 import uuid
@@ -21,8 +20,7 @@ from typing import Any
 
 from trainkit.errors import ConfigError, StoreError
 from trainkit.tune.controller import events as ev
-
-logger = logging.getLogger("trainkit.tune")
+from trainkit.tune.core.log import logger
 
 FOLDER = "commands"
 EVERY_S = 0.5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import sqlite3
 import sys
 from collections import defaultdict
@@ -22,14 +21,13 @@ from trainkit.tune.controller.attempt import Origin, checkpoint_score, full_resu
 from trainkit.tune.core.checks import is_number
 from trainkit.tune.core.configs import CheckpointConfig
 from trainkit.tune.core.lineage import Exchange
+from trainkit.tune.core.log import logger
 from trainkit.tune.core.metrics import decode
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.trial import Attempt, Failure, SavedCheckpoint, Trial, TrialStatus, state_of
 from trainkit.tune.schedulers.base import Decision, Verdict
 from trainkit.tune.space.serialization import decode_config
 from trainkit.tune.store.schema import FILENAME, open_database
-
-logger = logging.getLogger("trainkit.tune")
 
 
 class LogEntry(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from trainkit.tune.controller.state import Steering
 from trainkit.tune.core.checkpoint import remove_unknown
 from trainkit.tune.core.checks import is_number
 from trainkit.tune.core.configs import CheckpointConfig, Resume, ResumeConfig
+from trainkit.tune.core.log import logger
 from trainkit.tune.core.metrics import encode, lookup
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.stoppers import missing_metric, misspelt
@@ -30,8 +30,6 @@ from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.serialization import OPAQUE, complete, encode_config, holds_opaque, is_opaque
 from trainkit.tune.space.tree import everything
 from trainkit.tune.store.reader import ExperimentReader, LogEntry
-
-logger = logging.getLogger("trainkit.tune")
 
 
 def with_objects(space: Space) -> Callable[[Any], Any]:

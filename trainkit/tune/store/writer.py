@@ -6,7 +6,6 @@ Therefore no report is lost once its trial continues, and all waiting trials sha
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,14 +14,13 @@ from typing import Any, Self
 from trainkit.errors import ConfigError, StoreError
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.checkpoint import advice
+from trainkit.tune.core.log import logger
 from trainkit.tune.core.metrics import encode, storable_text
 from trainkit.tune.core.setting_names import already_there, how_to_resume, setting
 from trainkit.tune.space.serialization import encode_config
 from trainkit.tune.store.ownership import Ownership, make_private
 from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.schema import FILENAME, create_database, not_found, open_database
-
-logger = logging.getLogger("trainkit.tune")
 
 
 class ExperimentStore:

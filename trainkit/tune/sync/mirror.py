@@ -7,7 +7,6 @@ copied store therefore refers only to complete checkpoints. The copy of the stor
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shutil
@@ -23,6 +22,7 @@ from trainkit.errors import ConfigError, StorageError
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.core.checkpoint import CHECKPOINT_FOLDER, link_or_copy
 from trainkit.tune.core.configs import SyncConfig
+from trainkit.tune.core.log import logger
 from trainkit.tune.core.setting_names import already_there
 from trainkit.tune.core.trial import Trial
 from trainkit.tune.display import Say, wait_saying
@@ -31,8 +31,6 @@ from trainkit.tune.store.ownership import FILENAME as LOCK
 from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.schema import FILENAME, open_database
 from trainkit.tune.sync.storage import Address, SyncerFileSystem, checkpoint_of
-
-logger = logging.getLogger("trainkit.tune")
 
 WORKSHOP = ".mirror"
 """Subfolder of the experiment's folder for files that are being uploaded; removed when `fit` returns."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import re
 import shutil
@@ -30,11 +29,10 @@ from trainkit.tune import store
 from trainkit.tune.config import RunConfig
 from trainkit.tune.core.checkpoint import link_or_copy
 from trainkit.tune.core.configs import Syncer
+from trainkit.tune.core.log import logger
 from trainkit.tune.store.commands import FOLDER as COMMANDS
 from trainkit.tune.store.ownership import owner_of
 from trainkit.tune.store.schema import FILENAME, open_database
-
-logger = logging.getLogger("trainkit.tune")
 
 MAX_TRIES = 3
 """Maximum number of attempts to download an experiment that changes during the download."""
