@@ -46,16 +46,15 @@ def main() -> None:
 
     asked = json.loads(sys.argv[1])
     folder = Path(asked["folder"])
-    end = contextlib.ExitStack()
-    try:
-        folder.mkdir(mode=0o700, parents=True)
-    except FileExistsError:  # the machines share it, or the user has named it
-        if folder.stat().st_uid not in (0, os.getuid()):
-            sys.exit(f"{folder} belongs to another user: set RAY_TMPDIR to a folder for Ray's files")
-    else:
-        if not asked["is_kept"]:
-            end.enter_context(removed_at_end(folder))
-    with end:
+    with contextlib.ExitStack() as end:
+        try:
+            folder.mkdir(mode=0o700, parents=True)
+        except FileExistsError:  # the machines share it, or the user has named it
+            if folder.stat().st_uid not in (0, os.getuid()):
+                sys.exit(f"{folder} belongs to another user: set RAY_TMPDIR to a folder for Ray's files")
+        else:
+            if not asked["is_kept"]:
+                end.enter_context(removed_at_end(folder))
         cli(words_of(asked), prog_name="ray")
 
 
