@@ -158,7 +158,7 @@ class ActorDiedError(WorkerDiedError):
 
     Attributes:
         actor_id: the actor's id in hexadecimal digits; None if unknown.
-        preempted: always False, because a session has one machine.
+        preempted: True if the process ended because its machine was taken away or lost, on Ray only.
     """
 
     actor_id: str | None = None

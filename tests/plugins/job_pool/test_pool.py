@@ -166,6 +166,39 @@ def test_jobs_come_with_the_trials_and_end_when_idle_or_with_the_program(drivers
     assert most_at_once(slurm, sorted({*first, *second})) <= 2
 
 
+LOST = """
+import os, sys, time
+import trainkit
+from trainkit import tune
+
+def trial(config):
+    for step in range(8):
+        time.sleep(0.5)
+        tune.report({"x": config["x"], "on": os.environ["SLURM_JOB_ID"]})
+
+class Tell(tune.Callback):
+    def on_trial_result(self, iteration, trials, trial, result, **info):
+        print("ON", result["on"], flush=True)
+
+trainkit.init(sys.argv[1])
+settings = tune.RunConfig(storage_path="results", verbose=0, callbacks=[Tell()])
+space = {"x": tune.grid_search(list(range(8)))}
+grid = tune.Tuner(trial, param_space=space, run_config=settings).fit()
+print(*grid.errors, sep="\\n", file=sys.stderr, flush=True)
+print("ENDED", *sorted(result.config["x"] for result in grid if result.error is None), flush=True)
+"""
+
+
+@needs_slurm
+@pytest.mark.slow
+def test_a_lost_node_fails_no_trial(drivers: Any, slurm: Slurm) -> None:
+    driver = drivers(LOST, "slurm://?max_jobs=2&cpus=2&mem=1200&idle_s=60")
+    node = slurm.job(driver.said("ON")[0])["NodeList"]
+    slurm.kill_node(node)
+    slurm.mark_down(node)
+    assert driver.said("ENDED") == list("01234567"), driver.errors.read_text()
+
+
 FAILS = """
 import sys, trainkit
 trainkit.init(sys.argv[1].replace(sys.executable, "/bin/false"))

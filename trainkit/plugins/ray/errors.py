@@ -121,4 +121,6 @@ def _of_task(error: Any) -> BaseException:
 
 def _caused(error: TrainkitError, cause: BaseException) -> TrainkitError:
     error.__cause__ = cause
+    if isinstance(error, ActorDiedError):
+        error.preempted = "its node has died" in str(cause)
     return error

@@ -28,7 +28,7 @@ START_S = 300.0
 """Seconds in which Ray must have started on all machines. A shared file system may be slow to load Ray."""
 
 _JOB_POOLS = "trainkit.job_pools"
-_LAST_LINES = 15
+_LAST_LINES, _DEATH_WAIT_MS = 15, "RAY_timeout_ms_task_wait_for_death_info"
 _MODE, _TOKEN, _TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 
 _logger = logging.getLogger(__name__)
@@ -170,7 +170,8 @@ class Spread:
 @contextlib.contextmanager
 def _token() -> Iterator[None]:
     """Let Ray accept only processes that have a token, made here unless the user has one."""
-    asked = {} if os.environ.get(_MODE) else {_MODE: "token"}
+    # Ray notices a lost machine after ten seconds; until then, its actors would only be "unavailable".
+    asked = {_DEATH_WAIT_MS: "60000"} | ({} if os.environ.get(_MODE) else {_MODE: "token"})
     if not os.environ.get(_TOKEN) and not os.environ.get(_TOKEN_PATH):
         asked[_TOKEN] = secrets.token_hex(32)
     os.environ.update(asked)

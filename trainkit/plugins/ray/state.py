@@ -51,8 +51,7 @@ def _store(existing: Mapping[str, float], available: Mapping[str, float]) -> dic
     limit = existing.get("object_store_memory")
     if limit is None:
         return None
-    free = available.get("object_store_memory", 0.0)
-    return {"limit_bytes": int(limit), "used_bytes": int(limit - free)}
+    return {"limit_bytes": int(limit), "used_bytes": int(limit - available.get("object_store_memory", 0.0))}
 
 
 def _actors() -> list[Row]:

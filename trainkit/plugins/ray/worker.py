@@ -141,8 +141,7 @@ def _kind(error: Exception, retries: RetriedKinds) -> type[UserFailure]:
 def _failure(
     error: Exception, call: Call, kind: type[UserFailure] = UserFailure, *, of_constructor: bool = False
 ) -> UserFailure:
-    where = f"{call.where} (pid {os.getpid()})"
-    return kind(wrap(pack_failure(error, where, of_constructor=of_constructor)))
+    return kind(wrap(pack_failure(error, f"{call.where} (pid {os.getpid()})", of_constructor=of_constructor)))
 
 
 def _method_failure(call: Call, error: Exception) -> UserFailure:

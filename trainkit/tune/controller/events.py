@@ -92,9 +92,10 @@ class Adopted(_OfAttempt):
 
 
 class Failed(_OfAttempt):
-    """The trial raised an exception, or its process died."""
+    """The trial raised an exception, or its process died; if `preempted` is True, with its machine."""
 
     failure: Failure
+    preempted: bool = False
 
 
 class Interrupted(_Fixed):

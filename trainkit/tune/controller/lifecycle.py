@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainkit.errors import message_of
+from trainkit.runtime.restart_policy import MOST_LOSSES
 from trainkit.tune.controller import attempt, paused
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.attempt import ActiveAttempt
 from trainkit.tune.controller.ending import end_experiment, guarded
-from trainkit.tune.controller.failures import HOPELESS, TIMEOUT, timeout_words
+from trainkit.tune.controller.failures import HOPELESS, TIMEOUT, Losses, timeout_words
 from trainkit.tune.controller.judging import end_trial, heed_scheduler, judge, judge_end
 from trainkit.tune.controller.rules import BY_SIGTERM, FAIL_FAST, FAILED_TRIALS
 from trainkit.tune.controller.state import ControllerState
@@ -117,7 +118,11 @@ def _on_failed(state: ControllerState, active: ActiveAttempt, event: ev.Failed) 
         )
         _finish(state, active, event.time)
         return
-    fail(state, active.trial, event.failure, event.time)
+    losses = state.preemptions.setdefault(event.trial_id, Losses())
+    if event.preempted and losses.count([active.trial]) <= MOST_LOSSES:
+        _lose(state, active, event.time, event.failure.message[:200])
+    else:
+        fail(state, active.trial, event.failure, event.time)
 
 
 # --- ends of a trial --------------------------------------------------------------------------
@@ -266,13 +271,17 @@ def _let_go(state: ControllerState, trial: Trial, time: float, *, pauses: bool =
 def lose_all(state: ControllerState, time: float) -> None:
     """Handle the loss of all processes: decided outcomes take effect, and all other trials run again."""
     for active in list(state.active.values()):
-        trial, outcome = active.trial, active.outcome
-        if outcome is None or (active.is_pausing and not paused.may_pause(state, trial, active.pause)):
-            _let_go(state, trial, time)
-            attempt.wait_again(state.step, trial, time, LOST)
-            paused.line_up(state, trial, time)
-        else:
-            _finish(state, active, time, LOST)
+        _lose(state, active, time, LOST)
+
+
+def _lose(state: ControllerState, active: ActiveAttempt, time: float, reason: str) -> None:
+    trial, outcome = active.trial, active.outcome
+    if outcome is None or (active.is_pausing and not paused.may_pause(state, trial, active.pause)):
+        _let_go(state, trial, time)
+        attempt.wait_again(state.step, trial, time, reason)
+        paused.line_up(state, trial, time)
+    else:
+        _finish(state, active, time, reason)
 
 
 def watch(state: ControllerState, active: ActiveAttempt) -> None:

@@ -210,6 +210,7 @@ class ControllerState:
         none_come: True if the scheduler has been notified that no new trials follow.
         more_by: time at which the controller will start further trials.
         losses: counter of consecutively lost sessions.
+        preemptions: counters of a trial's consecutively lost machines, by trial id.
         left_out: keys with unstorable values that stoppers have added to reports.
         begun_anew: for each trial that must restart because it had no checkpoint at its last pause, the
             iteration of this pause; by trial id.
@@ -243,5 +244,6 @@ class ControllerState:
     none_come: bool = False
     more_by: float = math.inf
     losses: Losses = field(default_factory=Losses)
+    preemptions: dict[str, Losses] = field(default_factory=dict)
     left_out: set[Any] = field(default_factory=set)
     begun_anew: dict[str, int] = field(default_factory=dict)

@@ -301,8 +301,7 @@ class ActorExecutor(Executor):
     def start(self, action: ev.Start, *, fresh: bool = False) -> None:
         """Begin an attempt; with `fresh`, in a new process even if an idle process exists."""
         trial, attempt = action.trial, action.attempt
-        waiting = None if fresh else self._pool.take(trial.request)
-        process = None if waiting is None else waiting[1]
+        process = None if fresh else self._pool.take(trial.request)
         try:
             spec = self._specs.of(action)
             if process is not None:

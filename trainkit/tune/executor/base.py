@@ -13,7 +13,6 @@ from trainkit.errors import (
     NodeDiedError,
     SerializationError,
     TaskError,
-    WorkerDiedError,
     message_of,
 )
 from trainkit.runtime import api
@@ -51,14 +50,10 @@ def failure_of(error: BaseException) -> Failure:
     return Failure(
         kind=type(cause).__name__,
         message=message_of(cause),
-        traceback=error.remote_traceback if isinstance(error, TaskError) else _last_words(error),
+        traceback=getattr(error, "remote_traceback", getattr(error, "stderr_tail", "")),
         retry=not isinstance(cause, wrong) and not isinstance(error, wrong),
         out_of_memory=is_out_of_memory(cause),
     )
-
-
-def _last_words(error: BaseException) -> str:
-    return error.stderr_tail if isinstance(error, WorkerDiedError) else ""
 
 
 def put_shared(bound: Bound) -> tuple[ObjectRef[Any], dict[str, ObjectRef[Any]]]:
@@ -190,7 +185,8 @@ class Executor(ABC):
         """Keep the exception of an attempt, and return the event about its failure."""
         # The traceback is removed, because its frames would keep objects of this program alive.
         self.errors[trial_id, attempt] = error.with_traceback(None)
-        return ev.Failed(trial_id, attempt, self._now(), failure_of(error))
+        preempted = getattr(error, "preempted", isinstance(error, NodeDiedError))
+        return ev.Failed(trial_id, attempt, self._now(), failure_of(error), preempted)
 
     def _taken(self) -> list[ev.Event]:
         """Return the events that are already available, and clear their list."""

@@ -39,11 +39,11 @@ class ProcessPool(Generic[P]):
         """Return the number of idle processes."""
         return len(self._idle)
 
-    def take(self, request: PlacementGroupFactory) -> tuple[str, P] | None:
-        """Remove and return the latest idle process with the requested resources, and its name, or None."""
+    def take(self, request: PlacementGroupFactory) -> P | None:
+        """Remove and return the latest idle process with the requested resources, or None."""
         kind = kind_of(request)
         name = next((name for name in reversed(self._idle) if self._idle[name].kind == kind), None)
-        return None if name is None else (name, self._idle.pop(name).process)
+        return None if name is None else self._idle.pop(name).process
 
     def admit(self, name: str, request: PlacementGroupFactory) -> list[P]:
         """Reserve resources for a new process; return the idle processes that must end to free these
