@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from trainkit import tune
@@ -30,6 +32,22 @@ def test_a_search_ends_when_the_best_is_found():
     results = simulated(bowl, 60)
     assert 31 <= len(results) < 50
     assert results.get_best_result().metrics["loss"] < 0.05
+
+
+def test_a_search_with_stopped_trials_ends():
+    def step(config, training_iteration, rng):
+        final = (math.log10(config["rate"]) + 3) ** 2 * 0.15 + (config["x"] - 0.4) ** 2
+        gap = 3 * math.exp(-(0.06 + 1.8 * config["rate"]) * training_iteration)
+        noise = 0.01 * rng.standard_normal()
+        return {"loss": final + gap + noise, "done": training_iteration == 30}
+
+    space = {"rate": tune.loguniform(1e-4, 1), "x": tune.uniform(0, 1)}
+    settings = tune.TuneConfig(metric="loss", mode="min", num_samples=100)
+    run = tune.RunConfig(stop="not_worth_it")
+    results = tune.simulate(step, space, settings, run_config=run, workers=1, seed=0)
+    stopped = [each for each in results if each.metrics["training_iteration"] < 30]
+    assert len(stopped) > 10 and len(results) < 60
+    assert results.get_best_result().metrics["loss"] < 0.45
 
 
 def test_a_search_goes_on_up_to_the_least_number():

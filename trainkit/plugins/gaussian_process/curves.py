@@ -103,6 +103,12 @@ class Curves:
         """Note that a paused trial runs again."""
         self._partial.discard(trial_id)
 
+    def count_as_partial(self, share: float) -> None:
+        """Count trials as ended early if they are not longer than a share of the longest trial."""
+        reached = {name: curve.iterations[-1] for name, curve in self._curves.items()}
+        longest = max(reached.values(), default=0.0)
+        self._partial = {name for name, iteration in reached.items() if iteration <= share * longest}
+
     def ends(self, losses: Mapping[str, float]) -> list[float]:
         """Return the loss of each trial at its end, which is an estimate for stopped and paused trials.
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from trainkit.errors import ConfigError
 from trainkit.plugins.gaussian_process.acquisition import proposals
+from trainkit.plugins.gaussian_process.curves import Curves, EarlyReports
 from trainkit.plugins.gaussian_process.encoding import Encoding, Floats, encoding_of
 from trainkit.plugins.gaussian_process.model import process_of
 from trainkit.plugins.gaussian_process.threads import one_thread
@@ -26,12 +27,17 @@ from trainkit.tune.core.seeds import suggestion_generator
 from trainkit.tune.core.stoppers import Stopper
 from trainkit.tune.space.search_space import Space
 
+COMPLETE = 2 / 3
+"""Share of the longest trial's iterations that a trial must exceed, so that its last report is its result."""
+
 
 @dataclass(eq=False)
 class _Moment:
-    """Rows and losses of the trials at one moment, the bound on the regret, and its limit, once computed."""
+    """Results of the trials at one moment, the bound on the regret, and its limit, once computed."""
 
-    known: list[tuple[Floats, float]]
+    rows: list[Floats]
+    losses: list[float]
+    early: EarlyReports | None
     bound: float = math.nan
     limit: float = math.nan
 
@@ -40,9 +46,10 @@ class _Moment:
 class NotWorthIt(Stopper):
     """Stopper that ends the experiment when further trials promise too little, `stop="not_worth_it"`.
 
-    A Gaussian process is fitted to the last reports of all trials when a new trial reports. From it follows a
-    bound on the regret: the difference between the best result that the model can vouch for, and the best
-    result that it thinks possible anywhere. The search ends if the bound is below the standard
+    A Gaussian process is fitted to the last reports of all trials when a new trial reports. The result of a
+    trial that was stopped early, or that still runs, is estimated from the longer trials. From the process
+    follows a bound on the regret: the difference between the best result that the model can vouch for, and
+    the best result that it thinks possible anywhere. The search ends if the bound is below the standard
     deviation of the results' noise, or below `threshold`, for `patience` trials in a row. A trial that
     reports NaN or violates a constraint counts as the worst trial. A trial that fails before its first report
     does not count.
@@ -67,8 +74,11 @@ class NotWorthIt(Stopper):
         self._form: Encoding | None = None
         self._metric, self._sign, self._seed = "", 1.0, 0
         self._limits: Sequence[Constraint] = ()
-        self._values: dict[str, tuple[Floats, float]] = {}
-        """Row and last value of each trial, in the order of first reports."""
+        self._rows: dict[str, Floats] = {}
+        """Row of each trial, in the order of first reports."""
+        self._losses: dict[str, float] = {}
+        """Last loss of each trial."""
+        self._curves = Curves(None, None)
         self._repeats = False
         """True if a trial has reported more than one iteration."""
         self._iterations: dict[str, float] = {}
@@ -89,6 +99,7 @@ class NotWorthIt(Stopper):
             )
         self._form = encoding_of(space, own=False)
         self._metric, self._sign, self._seed = metric, 1.0 if mode == "min" else -1.0, seed
+        self._curves = Curves(metric, mode)
         self._limits = limits
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
@@ -96,16 +107,20 @@ class NotWorthIt(Stopper):
             raise ConfigError("stop='not_worth_it' works only in a Tuner")
         row, value = self._form.known_by(result["config"]), lookup(result, self._metric)
         if row is not None and is_number(value):
-            is_new = trial_id not in self._values
+            is_new = trial_id not in self._rows
             # A trial that was cut off repeats its report after a restore.
             iteration = result.get("training_iteration", 1)
             self._repeats = self._repeats or iteration > self._iterations.setdefault(trial_id, iteration)
             is_usable = is_finite(value) and violation_of(result, self._limits) <= 0
-            loss = self._sign * value if is_usable else math.nan
-            self._values[trial_id] = row, loss
+            self._rows[trial_id] = row
+            self._losses[trial_id] = self._sign * value if is_usable else math.nan
+            self._curves.add(trial_id, result)
             if is_new:
                 # The new trial is left out if it will report more often.
-                self._moments.append(_Moment(list(self._values.values())[: -1 if self._repeats else None]))
+                losses = dict(list(self._losses.items())[: -1 if self._repeats else None])
+                self._curves.count_as_partial(COMPLETE)
+                rows, early = [self._rows[name] for name in losses], self._curves.early_reports(losses)
+                self._moments.append(_Moment(rows, self._curves.ends(losses), early))
         return False
 
     def stop_all(self) -> bool:
@@ -113,14 +128,14 @@ class NotWorthIt(Stopper):
             return False
         least = 20 + 2 * len(self._form) if self.least is None else self.least
         return all(
-            len(each.known) >= least and self._is_low(self._form, each) for each in reversed(self._moments)
+            len(each.rows) >= least and self._is_low(self._form, each) for each in reversed(self._moments)
         )
 
     def _is_low(self, form: Encoding, moment: _Moment) -> bool:
-        losses = [loss for _, loss in moment.known]
+        losses = moment.losses
         if math.isnan(moment.bound) and not all(map(math.isnan, losses)):
             with one_thread():
-                process = process_of(form, np.array([row for row, _ in moment.known]), losses)
+                process = process_of(form, np.array(moment.rows), losses, moment.early)
                 rng = suggestion_generator(self._seed, len(losses), 0)
                 rows = np.concatenate([process.rows, proposals(process, form, rng)])
                 mean, deviation = process.predict(rows)
@@ -132,7 +147,7 @@ class NotWorthIt(Stopper):
     def reason(self) -> Mapping[str, Any]:
         last = self._moments[-1]
         return {
-            "trials": len(last.known),
+            "trials": len(last.rows),
             "regret": last.bound,
             "below": last.limit,
             "patience": self.patience,
