@@ -195,6 +195,12 @@ class Decision(NamedTuple):
     donors: tuple[Donor, ...] = ()
     request: PlacementGroupFactory | None = None
 
+    @property
+    def ends_early(self) -> bool:
+        """True if the scheduler ends the trial before `max_t`; False for stop rules and users' commands."""
+        others = "stop" in self.reason or BY_COMMAND in self.reason or self.reason.get("rule") == "max_t"
+        return self.verdict is Verdict.STOP and not others
+
 
 CONTINUE = Decision(Verdict.CONTINUE)
 

@@ -23,7 +23,7 @@ from trainkit.tune.core.metrics import encode, lookup
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.stoppers import missing_metric, misspelt
 from trainkit.tune.core.trial import Trial, TrialStatus
-from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict, words_for
+from trainkit.tune.schedulers.base import CONTINUE, NO_FACTS, Decision, TrialScheduler, Verdict, words_for
 from trainkit.tune.schedulers.checked import CheckedScheduler
 from trainkit.tune.search.trial_source import TrialSource
 from trainkit.tune.space.search_space import Space
@@ -276,11 +276,11 @@ def restore_trials(
             metrics,
             stop=stop,
             going_on=going_on,
+            stopped={name: each for name, each in verdicts.items() if each.ends_early},
             space_since=space_since,
         )
-    restored.with_metric = replayed.with_metric
+    restored.with_metric, restored.commands = replayed.with_metric, replayed.commands
     steering = restored.steering = replayed.steering
-    restored.commands = replayed.commands
     for number, words in replayed.left_out:
         restored.records.append(ev.Noted(time, ev.LEFT_OUT, encode({"number": number, "words": words})))
         logger.warning("%s: %s", reader.folder, words)
@@ -355,6 +355,7 @@ def replay(
     *,
     stop: StopRules | None = None,
     going_on: Collection[str] = (),
+    stopped: Mapping[str, Decision] = NO_FACTS,
     space_since: int = 0,
 ) -> Replayed:
     """Replay the log into `source`, `scheduler` and `stop`, and complete the configurations.
@@ -367,6 +368,7 @@ def replay(
         metrics: metrics that `Replayed.with_metric` refers to.
         stop: stop rules to update, or None.
         going_on: ids of ended trials that will run again; the replay leaves out their end.
+        stopped: decisions of the experiment's schedulers by which trials ended before their time.
         space_since: index of the first trial that was sampled from the search space of `source`.
 
     Raises:
@@ -377,17 +379,14 @@ def replay(
     objects = with_objects(source.space)
     last: dict[str, dict[str, Any]] = {}
     replayed = Replayed()
-    with_metric, paused = replayed.with_metric, replayed.paused
+    with_metric, paused, steering = replayed.with_metric, replayed.paused, replayed.steering
     owed, offers = replayed.owed, replayed.offers
-    steering = replayed.steering
     for kind, trial_id, data in log:
-        if kind not in _NO_NEWS:
-            owed.pop(trial_id, None)
+        decision = CONTINUE if kind in _NO_NEWS else owed.pop(trial_id, CONTINUE)
         match kind:
             case "trial":
                 trial = by_id[trial_id]
-                added = bool(source.added.waiting)
-                if added:
+                if added := bool(source.added.waiting):
                     source.added.take()
                 suggested = _remember(
                     source, trial, objects, same_space=trial.index >= space_since, added=added
@@ -409,8 +408,11 @@ def replay(
             case TrialStatus.PAUSED:
                 paused.add(trial_id)
                 source.on_pause(trial_id)
-            case TrialStatus.PENDING:
-                steering.pulled.discard(trial_id)
+            case TrialStatus.PENDING | Verdict.RESUME:
+                if kind == Verdict.RESUME:
+                    consulted.on_trial_resume(trial_id)
+                else:
+                    steering.pulled.discard(trial_id)
                 if trial_id in paused:
                     paused.remove(trial_id)
                     source.on_unpause(trial_id)
@@ -426,11 +428,6 @@ def replay(
                 source.added.leave_out(data["number"])
             case ev.TOTAL:
                 consulted.resize(data)
-            case Verdict.RESUME:
-                consulted.on_trial_resume(trial_id)
-                if trial_id in paused:
-                    paused.remove(trial_id)
-                    source.on_unpause(trial_id)
             case ev.REARRANGED:
                 if data.get("before") is not None:
                     owed.pop(trial_id, None)
@@ -449,14 +446,15 @@ def replay(
                 ended, error = data and trial_id not in going_on, kind == TrialStatus.ERROR
                 withdrawn = error or trial_id in steering.withdrawn
                 steering.forget(trial_id)
+                if ended and trial_id in stopped and decision.verdict is not Verdict.STOP:
+                    withdrawn = True  # an earlier scheduler stopped the trial, so the trial is not complete
+                    source.on_trial_decision(trial_id, last[trial_id], stopped[trial_id])
                 # The searcher is notified of the end even if the trial resumes, because the searcher's later
                 # suggestions depended on the end.
                 if ended or source.hears_again:
                     source.on_trial_complete(trial_id, last.get(trial_id), error=error)
-                if not ended and not consulted.hears_again:
-                    continue
-                tell = consulted.on_trial_error if withdrawn else consulted.on_trial_complete
-                tell(trial_id)
+                if ended or consulted.hears_again:
+                    (consulted.on_trial_error if withdrawn else consulted.on_trial_complete)(trial_id)
             case "again":
                 if consulted.hears_again:
                     consulted.on_trial_again(trial_id)
@@ -554,9 +552,8 @@ def _settle(
         if trial.tried:
             restored.records.append(ev.Rearranged(trial, time, trial.config))
     if finished:
-        words = "run again after an error" if trial.status is TrialStatus.ERROR else "extended"
+        reason = "run again after an error" if trial.status is TrialStatus.ERROR else "extended"
         trial.attempt, trial.failures, trial.failure = trial.attempt + 1, 0, None
-        reason = words
     if (status, reason) != (trial.status, trial.reason):
         _set_status(restored, trial, status, reason, time)
 
