@@ -298,6 +298,24 @@ def test_what_was_reported_in_the_same_batch_counts_and_no_process_is_told_more(
     assert actions[1].iteration == 1
 
 
+def test_a_trial_whose_machine_is_lost_runs_again_and_fails_only_without_progress():
+    play = Play(num_samples=1)
+
+    def lose() -> list[str]:
+        return kinds(play.send(ev.Failed(*play._who(0), Failure("ActorDiedError", "", ""), preempted=True)))
+
+    for number in range(5):
+        play.started(0)
+        play.reported(0, {"loss": 1.0}, checkpoint=f"checkpoint_{number:06}")
+        assert lose() == ["Release", "Start"]
+        assert play.trial(0).checkpoint.iteration == number + 1
+    for _ in range(2):
+        assert lose() == ["Release", "Start"]
+        assert play.trial(0).failures == 0
+    assert "Start" not in lose()
+    assert play.statuses() == ["ERROR"]
+
+
 def test_a_session_that_is_lost_again_and_again_ends_the_experiment_unless_trials_get_further():
     play = Play(num_samples=1)
     for _ in range(10):
