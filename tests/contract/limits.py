@@ -81,7 +81,8 @@ ARROWS = {
         "compat",
         "integrations",
         "profile",
-    },  # hosts, metrics, Optuna's storage, figures of ranks
+        "slurm",
+    },  # hosts, metrics, Optuna's storage, figures of ranks, jobs
     "job_pool": {"cluster", "ray", "slurm"},  # Ray on each job, and Slurm's commands
     "launch": {"cluster"},  # ranks on several machines
     "lightning": {"integrations"},  # reports of a training function
