@@ -15,13 +15,14 @@ from typing import Any
 
 import psutil
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
 from tests.conftest import RUN, eventually
 from tests.plugins.cluster.ground import Hosts as Ground
 from tests.plugins.cluster.ground import reason_to_skip
 from tests.plugins.dashboard import browser
 from tests.plugins.dashboard.conftest import Asker, finished, served, told
+from tests.plugins.slurm.ground import Slurm, missing
 from trainkit.plugins.cluster.machines import Machines
 from trainkit.plugins.dashboard import Hosts
 
@@ -198,11 +199,66 @@ def test_a_host_without_trainkit_or_experiments_is_named(
         assert words in problems(ask)["h1"] and names(ask) == {}
 
 
+@pytest.mark.skipif(bool(missing()), reason=missing() or "needs Slurm")
+def test_jobs_and_nodes_of_slurm(ground: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINKIT_RESULTS_DIR", str(tmp_path / "results"))
+    with Slurm(tmp_path / "slurm", 2, gpus=4) as slurm:
+        monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
+        monkeypatch.setenv("PATH", f"{os.environ['PATH']}:{slurm.env['PATH']}")
+        script = tmp_path / "fails.py"
+        script.write_text("raise SystemExit(3)")
+        words = [sys.executable, "-m", "trainkit", "submit", "--mem", "1500", str(script)]
+        ended = (
+            subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[1].rstrip(":")
+        )
+        slurm.wait_for(ended, "FAILED")
+        options = ["--gres=gpu:3", "--job-name=a|b", "--output=/dev/null", "--wrap=sleep 600"]
+        runs = slurm.run("sbatch", "--parsable", *options)
+        waits = slurm.run("sbatch", "--parsable", "--hold", *options)
+        node = slurm.wait_for(runs, "RUNNING")["NodeList"]
+        settings = ground.folder / "h2.conf"
+        known = f"SetEnv SLURM_CONF={slurm.env['SLURM_CONF']} "
+        settings.write_text(settings.read_text().replace("SetEnv ", known))
+        ground.end("h2")
+        ground.begin("h2")
+        with shown(tmp_path, "h1,h2") as ask:
+            found = ask.get("/machine")
+            assert found["slurm"]["problem"] == "" and found["total_bytes"] > found["used_bytes"] > 0
+            states = {each["id"]: (each["name"], each["state"]) for each in found["slurm"]["jobs"]}
+            assert states[runs][0] == "a|b" and states[runs][1].startswith(f"runs on {node}")
+            assert "is held" in states[waits][1]
+            assert states[ended] == ("fails", "has failed with exit code 3")
+            nodes = {each["name"]: each for each in found["slurm"]["nodes"]}
+            assert {name: (each["used_gpus"], each["gpus"]) for name, each in nodes.items()} == {
+                "n1": (0, 4),
+                "n2": (0, 4),
+                node: (3, 4),
+            }
+            if browser.CHROMIUM is not None:
+                with browser.chromium() as started:
+                    seen = opened(started, ask)
+                    seen.go("#/machines")
+                    cluster = seen.page.get_by_role("region", name="Slurm, seen from this machine, h2")
+                    expect(cluster.locator("tr", has_text=node).last).to_contain_text("3 of 4")
+                    other = seen.page.get_by_role("region", name="Slurm, seen from h1")
+                    expect(other).to_contain_text("squeue failed")
+                    assert browser.serious(seen.page) == [] and seen.complaints == []
+                    seen.close()
+            slurm.run("scancel", runs, waits)
+            slurm.wait_for(runs, "CANCELLED")
+    with shown(tmp_path, "h1") as ask:  # the controller is gone
+        assert "squeue failed" in ask.get("/machine")["slurm"]["problem"]
+
+
+def opened(started: Browser, ask: Asker) -> browser.Sight:
+    return browser.Sight.of(started, f"http://127.0.0.1:{ask.address[1]}/?token={ask.server.token}")
+
+
 @pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium")
 def test_pages_of_a_host_in_a_browser(ground: Ground, tmp_path: Path) -> None:
     folder = home(ground, "h2") / "experiments"
     with browser.alive(folder), shown(tmp_path, "h1,h2,h3") as ask, browser.chromium() as started:
-        seen = browser.Sight.of(started, f"http://127.0.0.1:{ask.address[1]}/?token={ask.server.token}")
+        seen = opened(started, ask)
         page = seen.page
         assert "h3 can't be reached" in page.inner_text(".problem")
         row = page.locator("tr", has_text="live")

@@ -80,6 +80,7 @@ class Slurm:
         folder: empty folder for its files; other users must be able to reach it if they use Slurm.
         nodes: number of nodes.
         cpus: cores that each node offers.
+        gpus: GPUs that each node offers, which only Slurm believes in.
         kill_wait_s: seconds between SIGTERM and SIGKILL when a job ends at its limit.
 
     Attributes:
@@ -88,13 +89,15 @@ class Slurm:
         nodes: names of the nodes.
     """
 
-    def __init__(self, folder: str | Path, nodes: int = 3, *, cpus: int = 2, kill_wait_s: int = 5) -> None:
+    def __init__(
+        self, folder: str | Path, nodes: int = 3, *, cpus: int = 2, gpus: int = 0, kill_wait_s: int = 5
+    ) -> None:
         self.folder = Path(folder).resolve()
         self.conf = self.folder / "slurm.conf"
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
         self.env |= {"SLURM_CONF": f"{self.conf}", "PATH": _path()}
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
-        self._cpus, self._kill_wait_s = cpus, kill_wait_s
+        self._cpus, self._gpus, self._kill_wait_s = cpus, gpus, kill_wait_s
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Slurm:
@@ -220,9 +223,15 @@ class Slurm:
         ports = _free_ports(len(self.nodes) + 1)
         lines = [
             f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={self._cpus} "
-            "RealMemory=4000 State=UNKNOWN"
+            "RealMemory=4000 State=UNKNOWN" + f" Gres=gpu:{self._gpus}" * bool(self._gpus)
             for node, port in zip(self.nodes, ports[1:], strict=True)
         ]
+        if self._gpus:
+            lines.insert(0, "GresTypes=gpu")
+            for number in range(self._gpus):
+                (self.folder / f"gpu{number}").touch()
+            files = f"{self.folder}/gpu[0-{self._gpus - 1}]"
+            (self.folder / "gres.conf").write_text(f"AutoDetect=off\nName=gpu File={files}\n")
         named = {"host": host, "folder": self.folder, "ports": ports, "nodes": "\n".join(lines)}
         self.conf.write_text(_CONF.format(**named, kill_wait_s=self._kill_wait_s))
 

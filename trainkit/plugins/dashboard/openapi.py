@@ -131,6 +131,31 @@ SCHEMAS: dict[str, Schema] = {
         {**these(TEXT, "version root"), "read_only": TRUTH, "now": NUMBER, "charts": many(TEXT)}
     ),
     "Machine": record(these(TEXT, "machine problem")),
+    "MachineState": record(
+        {
+            "hostname": TEXT,
+            **these(WHOLE, "cpus used_bytes total_bytes"),
+            "load": NUMBER,
+            "gpus": many(_GPU),
+            "slurm": or_null(
+                record(
+                    {
+                        "problem": TEXT,
+                        "jobs": many(record(these(TEXT, "id name state"))),
+                        "nodes": many(
+                            record(
+                                {
+                                    **these(TEXT, "name state"),
+                                    **these(WHOLE, "cpus used_cpus bytes used_bytes gpus used_gpus"),
+                                }
+                            )
+                        ),
+                        "number_of_nodes": WHOLE,
+                    }
+                )
+            ),
+        }
+    ),
     "Summary": record(_SUMMARY),
     "Experiment": record(
         {

@@ -1,8 +1,13 @@
-"""Data on the user's running sessions for the dashboard: processes, tasks, waiting requests, and output."""
+"""Data on a machine and the user's running sessions for the dashboard: processors, memory, GPUs, jobs of
+Slurm, processes, tasks, waiting requests, and output.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +16,7 @@ from typing import Any
 from starlette.responses import Response
 
 from trainkit.clock import SYSTEM
-from trainkit.errors import ConfigError, NodeDiedError
+from trainkit.errors import ConfigError, NodeDiedError, TrainkitError
 from trainkit.plugins.compat.core import metrics
 from trainkit.plugins.dashboard import files
 from trainkit.plugins.dashboard.endpoints import (
@@ -25,6 +30,9 @@ from trainkit.plugins.dashboard.experiments.reading import NotFoundError
 from trainkit.plugins.dashboard.openapi import NUMBER, WHOLE, many, ref
 from trainkit.plugins.dashboard.texts import last_lines
 from trainkit.plugins.profile import ranks
+from trainkit.plugins.slurm.jobs import call as slurm
+from trainkit.plugins.slurm.jobs import states_of, submitted
+from trainkit.plugins.slurm.reasons import state_words
 from trainkit.runtime.local.system import boot, process
 from trainkit.runtime.local.wire import sessions as local_sessions
 from trainkit.runtime.local.wire.sessions import KINDS, Session, SessionState, state_of
@@ -35,6 +43,19 @@ METRICS = "text/plain; version=0.0.4; charset=utf-8"
 """Media type of Prometheus' text format."""
 MAX_LOGS = 20
 """Maximum number of log files that are read for one request; the most recently changed files are chosen."""
+MAX_JOBS = 50
+"""Maximum number of jobs that have ended to show; the latest are chosen."""
+MAX_NODES = 1000
+"""Maximum number of Slurm's nodes to show."""
+_QUEUE = {
+    "id": "%i",
+    "JobState": "%T",
+    "Reason": "%r",
+    "NodeList": "%N",
+    "EndTime": "%e",
+    "TimeLimit": "%l",
+    "name": "%j",
+}
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 Row = dict[str, Any]
@@ -151,6 +172,64 @@ def _gpus() -> tuple[list[Row], dict[int, int]]:
         pynvml.nvmlShutdown()
 
 
+def _machine(call: Call) -> Row:
+    lines = [line.split() for line in Path("/proc/meminfo").read_text().splitlines()]
+    memory = {line[0]: 1024 * int(line[1]) for line in lines}
+    return {
+        "hostname": socket.gethostname(),
+        "cpus": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "used_bytes": memory["MemTotal:"] - memory["MemAvailable:"],
+        "total_bytes": memory["MemTotal:"],
+        "gpus": _gpus()[0],
+        "slurm": None if shutil.which("squeue") is None else _slurm(),
+    }
+
+
+def _slurm() -> Row:
+    """Return the user's jobs and the nodes of the cluster, or the reason why Slurm does not answer."""
+    try:
+        jobs = _jobs()
+        lines = slurm("scontrol", "--details", "--oneliner", "show", "node").splitlines()
+        nodes = [_node(line) for line in lines if line.startswith("NodeName=")]
+    except TrainkitError as error:
+        return {"problem": str(error), "jobs": [], "nodes": [], "number_of_nodes": 0}
+    return {"problem": "", "jobs": jobs, "nodes": nodes[:MAX_NODES], "number_of_nodes": len(nodes)}
+
+
+def _jobs() -> list[Row]:
+    """Return the user's jobs in the queue, and the jobs of `trainkit submit` that have ended."""
+    lines = slurm("squeue", "--me", "--noheader", f"--format={'|'.join(_QUEUE.values())}").splitlines()
+    queued = [dict(zip(_QUEUE, line.split("|", len(_QUEUE) - 1), strict=True)) for line in lines]
+    rows = [{"id": each["id"], "name": each["name"], "state": state_words(each)} for each in queued]
+    known = {row["id"].partition("_")[0] for row in rows}
+    ended = [job for job in submitted() if job.id not in known][-MAX_JOBS:]
+    for job, tasks in (states_of(ended[::-1]) if ended else {}).items():
+        for task, fields in tasks.items():
+            name = f"{job.id}_{task}" if task else job.id
+            rows.append({"id": name, "name": job.name, "state": state_words(fields)})
+    return rows
+
+
+def _node(line: str) -> Row:
+    """Return what a line of Slurm says about a node."""
+    fields = dict(re.findall(r"(\w+)=(\S+)", line))
+
+    def gpus(name: str) -> int:
+        return sum(map(int, re.findall(r"gpu(?::[^:,(]+)?:(\d+)", fields.get(name, ""))))
+
+    return {
+        "name": fields["NodeName"],
+        "state": fields["State"].lower(),
+        "cpus": int(fields["CPUTot"]),
+        "used_cpus": int(fields["CPUAlloc"]),
+        "bytes": 2**20 * int(fields["RealMemory"]),
+        "used_bytes": 2**20 * int(fields["AllocMem"]),
+        "gpus": gpus("Gres"),
+        "used_gpus": gpus("GresUsed"),
+    }
+
+
 def _reading(read: Callable[[Any], Any], device: Any) -> Any:
     """Read a value of a GPU; None if unsupported, such as the utilization of a divided GPU (MIG)."""
     import pynvml
@@ -225,6 +304,13 @@ def _trace(call: Call) -> Response:
 _SESSION = "/api/sessions/{session}"
 SESSIONS = (
     Endpoint(
+        "/api/machine",
+        "This machine: processors, memory, GPUs, and Slurm's jobs and nodes.",
+        _machine,
+        ref("MachineState"),
+        waits=True,
+    ),
+    Endpoint(
         "/api/sessions",
         "Your sessions on this machine and on hosts.",
         lambda call: call.server.sessions(),
@@ -279,4 +365,4 @@ SESSIONS = (
         method="POST",
     ),
 )
-"""Endpoints on sessions."""
+"""Endpoints on this machine and its sessions."""

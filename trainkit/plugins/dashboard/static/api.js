@@ -17,7 +17,7 @@ const heads = () => ({ Authorization: `Bearer ${sessionStorage.getItem(KEY) ?? "
 // An experiment or a session of another machine is named "MACHINE/NAME". No experiment, session or host has a slash in its name.
 const divided = (key) => { const at = key.indexOf("/"); return at === -1 ? [null, key] : [key.slice(0, at), key.slice(at + 1)]; };
 export const plain = (key) => divided(key)[1];
-const apiPath = (machine, ...parts) => ["", "api", ...(machine === null ? [] : ["machines", machine]), ...parts].map(encodeURIComponent).join("/");
+export const apiPath = (machine, ...parts) => ["", "api", ...(machine === null ? [] : ["machines", machine]), ...parts].map(encodeURIComponent).join("/");
 const within = (kind) => (key, ...rest) => { const [machine, name] = divided(key); return apiPath(machine, kind, name, ...rest); };
 export const experimentPath = within("experiments");
 export const sessionPath = within("sessions");

@@ -6,6 +6,7 @@ import { failure, h } from "./dom.js";
 import { compareView, experimentsCompared } from "./compare.js";
 import { experimentView } from "./experiment.js";
 import { experimentsView } from "./experiments.js";
+import { machinesView } from "./machines.js";
 import { sessionView, sessionsView } from "./sessions.js";
 import { trialView } from "./trial.js";
 
@@ -16,6 +17,7 @@ const ROUTES = [
   [/^experiments\/([^/]+)\/compare$/, compareView, "experiments"],
   [/^experiments\/([^/]+)\/trials\/([^/]+)$/, trialView, "experiments"],
   [/^compare\/(.+)$/, experimentsCompared, "experiments"],
+  [/^machines$/, machinesView, "machines"],
   [/^sessions$/, sessionsView, "sessions"],
   [/^sessions\/([^/]+)$/, sessionView, "sessions"],
 ];

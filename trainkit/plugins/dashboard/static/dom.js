@@ -40,6 +40,8 @@ export function words(value) {
 // A number with its unit, which stay on one line.
 export const amount = (value, unit) => `${value}\u00A0${unit}`;
 
+export const percent = (value) => (value === null || value === undefined ? "" : amount(words(value), "%"));
+
 export function bytes(value) {
   if (value === null || value === undefined) return "";
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];

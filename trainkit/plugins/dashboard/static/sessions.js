@@ -1,7 +1,8 @@
 // Sessions of this machine: processes, actors, tasks, what waits and why, memory, GPUs, logs and stacks.
 
 import { get, plain, post, postForFile, sessionPath } from "./api.js";
-import { amount, ask, badge, bytes, card, debounced, duration, h, meter, number, path, plainTable, reloading, renew, tile, toast, words } from "./dom.js";
+import { amount, ask, badge, bytes, card, debounced, duration, h, number, path, percent, plainTable, reloading, renew, tile, toast, words } from "./dom.js";
+import { gpuTile } from "./machines.js";
 import { machineName, troubles } from "./experiments.js";
 import { logFiles } from "./trial.js";
 
@@ -29,7 +30,6 @@ function records(label, found, first = []) {
     (name.endsWith("_bytes") ? bytes(each[name]) : name === "state" || name === "status" ? badge(words(each[name]), { ALIVE: "good", RUNNING: "info", DEAD: "bad", FAILED: "bad", FINISHED: "good" }[each[name]] ?? "") : words(each[name])))), { tall: true });
 }
 
-const percent = (value) => (value === null || value === undefined ? "" : amount(words(value), "%"));
 const milliseconds = (value) => (value === null ? "" : amount(number(1000 * value), "ms"));
 
 function ranksTable(ranks, record) {
@@ -58,7 +58,7 @@ export async function sessionView(context, id) {
     const sum = (name) => workers.reduce((all, each) => all + (each[name] ?? 0), 0);
     renew(tiles, tile(workers.length, "processes"), tile((session.actors ?? []).length, "actors"), tile((session.requests ?? []).length, "wait"),
       tile(bytes(sum("own_bytes")), "own memory"), tile(bytes(Math.max(0, ...workers.map((each) => each.shared_bytes ?? 0))), "shared memory"),
-      ...gpus.map((each) => h("div", { class: "tile" }, h("b", null, percent(each.percent)), meter({ RUNNING: each.used_bytes }, each.total_bytes), h("span", null, `GPU ${each.index}, ${bytes(each.used_bytes)} of ${bytes(each.total_bytes)}`))));
+      ...gpus.map(gpuTile));
     renew(places.workers, plainTable("Processes", ["pid", "name", "kind", "CPU", "own", "shared", "resident", "GPU", "threads", "stacks"], workers.map((each) =>
       [each.pid, each.name, each.kind, percent(each.cpu_percent), bytes(each.own_bytes), bytes(each.shared_bytes), bytes(each.rss_bytes), bytes(each.gpu_bytes), each.threads,
         each.kind === "WORKER" ? h("button", { type: "button", class: "quiet", onclick: () => dump(each.pid) }, "Stacks", h("span", { class: "hidden" }, ` of process ${each.pid}`)) : ""])));
