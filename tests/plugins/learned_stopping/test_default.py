@@ -119,3 +119,16 @@ def test_a_simulation_stops_as_a_tuner_does(space, num_samples, stops):
     settings = tune.TuneConfig(metric="loss", mode="min", num_samples=num_samples)
     results = tune.simulate(step, space, settings, workers=1, seed=4, max_work=12 * LAST)
     assert (min(lengths(results)[:9]) < LAST) == stops
+
+
+def test_trials_of_very_different_lengths_are_not_stopped():
+    def step(config, training_iteration, rng):
+        loss = (config["x"] - 0.7) ** 2 + 1 / training_iteration
+        return {"loss": loss, "done": training_iteration == config["steps"]}
+
+    space = {**LINE, "steps": tune.choice([2, 8, 32, 128])}
+    settings = tune.TuneConfig(
+        metric="loss", mode="min", num_samples=16, search_alg="random", scheduler="auto"
+    )
+    results = tune.simulate(step, space, settings, workers=1, seed=4)
+    assert lengths(results)[4:] == [each.config["steps"] for each in results][4:]

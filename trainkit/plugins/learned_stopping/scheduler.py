@@ -11,6 +11,10 @@ from trainkit.plugins.learned_stopping.rule import Curve, Rung, chance_of_new, r
 from trainkit.tune.core.checks import require_number, require_whole
 from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, TrialScheduler, Verdict, words_of
 
+ALIKE = 2 / 3
+"""Share of the complete trials that must have about the usual length: at least this share of it, and at most
+the inverse.
+"""
 FITTED = 200
 """Maximum number of complete trials from which the rule learns; if there are more, the latest are used."""
 
@@ -23,6 +27,9 @@ class LearnedStopping(TrialScheduler):
     complete trials predicts the final score from the trial's score and its improvement. If the chance that
     the trial becomes better than all complete trials is less than `chance` times the chance of a new trial,
     the trial is stopped. If early reports don't tell the final order, hardly any trial is stopped.
+
+    While the lengths of complete trials differ much, no trial is stopped: the same time is then a different
+    share of each trial's training.
 
     A trial that is better than all complete trials is never stopped. A trial that reports once is never
     stopped, and trials need no checkpoints. NaN is the worst score. A report is ignored if its time is not
@@ -64,6 +71,8 @@ class LearnedStopping(TrialScheduler):
         """Final score of each trial that ended by itself, in the order of their ends."""
         self._length = math.nan
         """Time at which most trials end by themselves."""
+        self._are_alike = True
+        """True if most complete trials have about the same length."""
         self._rungs: list[Rung] = []
 
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
@@ -92,7 +101,7 @@ class LearnedStopping(TrialScheduler):
             return CONTINUE
         curve.judged = time
         self._set_due(curve)
-        if len(self._complete) < self.complete_trials:
+        if len(self._complete) < self.complete_trials or not self._are_alike:
             return CONTINUE
         return self._judge(trial_id, curve, new[-1])
 
@@ -133,7 +142,10 @@ class LearnedStopping(TrialScheduler):
         if not curve.times:
             return
         self._complete[trial_id] = curve.scores[-1]
-        length = median_high(self._curves[each].times[-1] for each in self._complete)
+        lengths = [self._curves[each].times[-1] for each in self._complete]
+        length = median_high(lengths)
+        alike = sum(ALIKE * length <= each <= length / ALIKE for each in lengths)
+        self._are_alike = alike >= ALIKE * len(lengths)
         if length == self._length:
             return
         self._length = length
