@@ -16,8 +16,9 @@ MARK = "KILLS_PROGRAM"
 """Environment variable that all processes of a program inherit. Its value differs for each cycle."""
 NODE_NAME, TEMPLATE_NAME, WORKER_PREFIX = "trainkit-node", "trainkit-tmpl", "tk-"
 WRITER_NAME = "tk-checkpoint-writer"[:15]
-ALLOWED = re.compile(r"trainkit-[a-z0-9_]+|torchinductor_.*|cc\w{6}\..*")
-"""Names in the temporary folder that may stay: logs of sessions, torch's caches, and a compiler's files."""
+ALLOWED = re.compile(r"trainkit-[a-z0-9_]+|torchinductor_.*|cc\w{6}\..*|[a-z0-9_]{8}")
+"""Names in the temporary folder that may stay: logs of sessions, torch's caches, a compiler's files, and the
+file of eight characters with which `tempfile.gettempdir` tries whether it can write."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import re
+import secrets
 import shutil
 import sqlite3
 import tempfile
@@ -153,11 +154,15 @@ def temporary_folder(prefix: str = "trainkit_") -> Iterator[str]:
     """
     engine = runtime.session.running()
     # Checkpoints are large, and the session's own folder may be on a small RAM disk, so the system's default
-    # folder for temporary files is used.
-    made = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
+    # folder for temporary files is used. The link is made first: a kill before the folder leaves nothing.
+    made = Path(tempfile.gettempdir(), f"{prefix}{secrets.token_hex(4)}")
     is_of_actor = engine is not None and engine.current_actor() is not None
-    with runtime.session.linked(Path(made.name)) if is_of_actor else nullcontext(), made:
-        yield made.name
+    with runtime.session.linked(made) if is_of_actor else nullcontext():
+        made.mkdir(mode=0o700)
+        try:
+            yield os.fspath(made)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
 
 
 class Checkpoint:
