@@ -35,6 +35,9 @@ from trainkit.settings import ELSEWHERE, default_namespace
 starting = threading.RLock()
 """Lock held while an engine is started or closed."""
 
+leaving: set[str] = set()
+"""Ids of actors whose nodes are about to end, for users of the actors. Engines' plugins add ids."""
+
 _current: Engine | None = None
 _is_closing = False
 _started: tuple[str, SessionSpec] | None = None
@@ -267,9 +270,7 @@ def _link(engine: Engine, folder: Path) -> None:
 
 
 class SessionWatch:
-    """Observer of the session that runs some work, and of each session
-    that replaces it when its node dies.
-    """
+    """Observer of the session that runs some work, and of each session that replaces it after a loss."""
 
     def __init__(self) -> None:
         self._engine = engine()
@@ -598,9 +599,7 @@ _told: set[str] = set()
 
 
 def _tell_of_no_effect(engine: str, extra: Mapping[str, Any]) -> None:
-    """Warn once about each argument of Ray that has no effect on this engine, except
-    arguments that are False.
-    """
+    """Warn once about each argument of Ray that is not False and has no effect on this engine."""
     asked = [name for name in _NOT_HERE if extra.get(name) not in (None, False) and name not in _told]
     if asked:
         _told.update(asked)

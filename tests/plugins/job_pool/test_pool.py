@@ -199,6 +199,46 @@ def test_a_lost_node_fails_no_trial(drivers: Any, slurm: Slurm) -> None:
     assert driver.said("ENDED") == list("01234567"), driver.errors.read_text()
 
 
+MOVES = """
+import os, sys, time
+from pathlib import Path
+import trainkit
+from trainkit import tune
+
+class Steps(tune.Trainable):
+    def setup(self, config):
+        self.done = 0
+
+    def step(self):
+        time.sleep(2)
+        self.done += 1
+        with open("steps.txt", "a") as file:
+            file.write(f"{self.done} {os.environ['SLURM_JOB_ID']}\\n")
+        return {"x": self.done, "on": os.environ["SLURM_JOB_ID"]}
+
+    def save_checkpoint(self, folder):
+        Path(folder, "done.txt").write_text(str(self.done))
+
+    def load_checkpoint(self, folder):
+        self.done = int(Path(folder, "done.txt").read_text())
+
+trainkit.init(sys.argv[1])
+settings = tune.RunConfig(storage_path="results", verbose=0, stop={"training_iteration": 25})
+result = tune.Tuner(Steps, run_config=settings).fit()[0]
+print(result.error, file=sys.stderr, flush=True)
+print("STEPS", *[line for line in Path(result.path, "steps.txt").read_text().split()], flush=True)
+"""
+
+
+@needs_slurm
+@pytest.mark.slow
+def test_a_trial_moves_to_another_job_before_the_time_limit_and_repeats_nothing(drivers: Any) -> None:
+    driver = drivers(MOVES, "slurm://?max_jobs=2&cpus=2&mem=1200&idle_s=60&time=1&signal_before=20")
+    words = driver.said("STEPS")
+    assert words[::2] == [str(step) for step in range(1, 26)], driver.errors.read_text()
+    assert len(set(words[1::2])) >= 2
+
+
 FAILS = """
 import sys, trainkit
 trainkit.init(sys.argv[1].replace(sys.executable, "/bin/false"))

@@ -92,5 +92,11 @@ def drain(node: Node, why: str, *, end: float | None = None) -> bool:
     return bool(_gcs().drain_node(node.id, DrainNodeReason.Value(reason), why, deadline_ms)[0])
 
 
+def actors_on(nodes: set[str]) -> list[str]:
+    """Return the ids of the actors on nodes, which are given by their ids."""
+    rows = ray._private.state.actors().values()
+    return [row["ActorID"] for row in rows if row["Address"]["NodeID"] in nodes]
+
+
 def _gcs() -> Any:
     return ray._private.worker.global_worker.gcs_client

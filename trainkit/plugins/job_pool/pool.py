@@ -25,10 +25,10 @@ from trainkit.plugins.ray.machines import Spread
 from trainkit.plugins.slurm.settings import KINDS, settings_of
 from trainkit.plugins.slurm.submit import seconds_of
 from trainkit.resources import normalize
+from trainkit.runtime import session
 
-_TICK_S = 1.0
-_POLL_S = 5.0
-"""Seconds between two questions to Slurm, whose controller all users share."""
+_TICK_S, _POLL_S = 1.0, 5.0
+"""Seconds between two looks at Ray, and between two questions to Slurm, whose controller all users share."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 600.0
 
 _DEFAULTS = {"max_jobs": 1, "cpus": 1, "idle_s": 60, "signal_before": 120, "python": sys.executable}
@@ -136,8 +136,7 @@ class JobPool(Spread):
         each |= self._each.get("resources", {})
         self._limits = _limits_of(self._settings, normalize(each, what=address))
         self._jobs: dict[str, _Known] = {}
-        self._spent_s = 0.0
-        self._failures = 0
+        self._spent_s, self._failures = 0.0, 0
         self._not_before = self._poll_at = -math.inf
         self._over = threading.Event()
 
@@ -176,6 +175,8 @@ class JobPool(Spread):
         nodes, waiting = cluster.look()
         found = {job: nodes[name] for job in self._jobs if (name := slurm.node_of(job)) in nodes}
         jobs = [self._job(job, found.get(job), now) for job in self._jobs]
+        if ending := {found[job.id].id for job in jobs if job.stage is Stage.DRAINING}:
+            session.leaving.update(cluster.actors_on(ending))
         # Ray's program stays when its node has ended.
         self._cancel(job.id for job in jobs if job.stage is Stage.ENDING)
         self._act(wanted(jobs, waiting, self._limits, self._spent_s), found, now)

@@ -28,8 +28,7 @@ _RECONNECT_S = 20
 
 _BODY = """\
 unset RAY_AUTH_TOKEN {end_time}
-export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={token}
-export RAY_gcs_rpc_server_reconnect_timeout_s={reconnect_s}
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={token} RAY_gcs_rpc_server_reconnect_timeout_s={reconnect_s}
 exec {python} -m trainkit.plugins.ray.node {asked}
 """
 

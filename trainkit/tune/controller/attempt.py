@@ -143,6 +143,8 @@ def wait_again(step: ev.Step, trial: Trial, time: float, reason: str) -> None:
 
 Outcome = tuple[TrialStatus, str]
 FINISHED: Outcome = (TrialStatus.TERMINATED, "finished")
+MOVED: Outcome = (TrialStatus.PENDING, "moved away from a node that is about to end")
+"""The trial saves its progress, and waits for a process on another node."""
 
 
 @dataclass(slots=True)
@@ -161,6 +163,7 @@ class ActiveAttempt:
         excused: True if the attempt has received a request to end. A missing metric is then no error.
         pause: decision to pause the trial, if the outcome is PAUSED.
         saving: True while the trial saves a checkpoint at a report, before it continues.
+        moves: True if the trial must move to another node as soon as it loses no progress by this.
     """
 
     trial: Trial
@@ -173,6 +176,7 @@ class ActiveAttempt:
     excused: bool = False
     pause: Decision | None = None
     saving: bool = False
+    moves: bool = False
 
     @property
     def limit(self) -> float:
@@ -188,7 +192,7 @@ class ActiveAttempt:
         if self.outcome is None:
             self.outcome, self.excused = outcome, True
             self.interrupts, self.deadline = time + grace_s / 2, time + grace_s
-        elif self.is_pausing and outcome[0] is TrialStatus.TERMINATED:
+        elif not self.is_ending and outcome[0] is TrialStatus.TERMINATED:
             self.outcome = outcome
 
     @property
@@ -203,16 +207,16 @@ class ActiveAttempt:
 
     @property
     def is_ending(self) -> bool:
-        """True if the attempt must end, and not for a pause.
+        """True if the attempt must end, and not for a pause or a move.
 
         If it is True, later decisions have no effect.
         """
-        return self.outcome is not None and not self.is_pausing
+        return self.outcome is not None and self.outcome is not MOVED and not self.is_pausing
 
     @property
     def is_saving(self) -> bool:
         """True if the trial may still save a checkpoint of its current state."""
-        return self.saving or self.is_pausing
+        return self.saving or self.is_pausing or self.outcome is MOVED
 
 
 def take_report(

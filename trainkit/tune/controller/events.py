@@ -98,6 +98,10 @@ class Failed(_OfAttempt):
     preempted: bool = False
 
 
+class NodeEnding(_OfAttempt):
+    """The node of the trial's process is about to end; sent repeatedly until the process has ended."""
+
+
 class Interrupted(_Fixed):
     """The user requests a clean end by Ctrl-C or SIGTERM."""
 
@@ -150,6 +154,7 @@ Event = (
     | Saved
     | Adopted
     | Failed
+    | NodeEnding
     | Interrupted
     | CallbackRaised
     | CommandGiven

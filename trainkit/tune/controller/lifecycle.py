@@ -38,9 +38,7 @@ LOST = "the runtime's node died"
 """Reason why a trial waits again: the trial's process has ended with the session."""
 
 
-def handle_attempt_event(
-    state: ControllerState, event: ev.Placed | ev.Started | ev.Reported | ev.Finished | ev.Saved | ev.Failed
-) -> None:
+def handle_attempt_event(state: ControllerState, event: Any) -> None:
     """Handle an event of a trial's process; ignore events from processes of earlier attempts."""
     active = state.active.get(event.trial_id)
     if active is not None and active.trial.attempt == event.attempt:
@@ -84,15 +82,19 @@ def _on_reported(state: ControllerState, active: ActiveAttempt, event: ev.Report
 
 def _go_on(state: ControllerState, active: ActiveAttempt, time: float) -> None:
     """Let the trial run to its next report, or end it at its current report."""
+    trial = active.trial
+    if active.moves and active.outcome is None:
+        kept = trial.checkpoint.iteration if trial.checkpoint else 0
+        active.outcome = attempt.MOVED if state.plan.saves or kept == trial.iteration else None
     if active.outcome is None:
-        trial_id = active.trial.trial_id
+        trial_id = trial.trial_id
         state.step.actions.append(ev.Save(trial_id) if active.saving else ev.Advance(trial_id))
         return
     active.interrupts, active.deadline = math.inf, time + state.plan.cleanup_s
     watch(state, active)
     goes_on = active.outcome[0] in (PENDING, PAUSED)
     save = bool(state.plan.checkpoints.checkpoint_at_end) or goes_on
-    state.step.actions.append(ev.Stop(active.trial.trial_id, save))
+    state.step.actions.append(ev.Stop(trial.trial_id, save))
 
 
 def _on_saved(state: ControllerState, active: ActiveAttempt, event: ev.Saved) -> None:
@@ -101,6 +103,11 @@ def _on_saved(state: ControllerState, active: ActiveAttempt, event: ev.Saved) ->
         policy = state.plan.checkpoints
         attempt.add_checkpoint(state.step, policy, active.trial, event.checkpoint, event.iteration)
     _go_on(state, active, event.time)
+
+
+def _on_node_ending(state: ControllerState, active: ActiveAttempt, event: ev.NodeEnding) -> None:
+    del state, event  # the trial's next report shows what the trial would lose
+    active.moves = True
 
 
 def _on_finished(state: ControllerState, active: ActiveAttempt, event: ev.Finished) -> None:
@@ -141,6 +148,7 @@ def _finish(state: ControllerState, active: ActiveAttempt, time: float, problem:
             failure = guarded(state, time, paused.begin_pause, state, trial, decision, time, reason, problem)
         elif status is PENDING:
             attempt.wait_again(state.step, trial, time, reason)
+            paused.line_up(state, trial, time)
         else:
             end_trial(state, trial, time, reason)
     if failure is not None:
@@ -340,6 +348,7 @@ _HANDLERS: Mapping[type[ev.Event], Callable[[ControllerState, ActiveAttempt, Any
     ev.Finished: _on_finished,
     ev.Saved: _on_saved,
     ev.Failed: _on_failed,
+    ev.NodeEnding: _on_node_ending,
 }
 KINDS = tuple(_HANDLERS)
 """Kinds of events that `handle_attempt_event` accepts."""

@@ -215,6 +215,8 @@ class ActorExecutor(Executor):
         self._departures.see_off()
         if not self._running:
             return news
+        if session.leaving:
+            news += self._moves()
         by_id = {running.ref.id: running for running in self._running.values()}
         ready, _ = api.wait([running.ref for running in by_id.values()], num_returns=len(by_id), timeout=0)
         for ref in ready:
@@ -230,6 +232,13 @@ class ActorExecutor(Executor):
                 news.append(event)
         # The event about the lost session follows the reports, because the reports are older.
         return news + self._taken() if self._lost else news
+
+    def _moves(self) -> list[ev.Event]:
+        return [
+            ev.NodeEnding(trial_id, running.start.attempt, self._now())
+            for trial_id, running in self._running.items()
+            if running.process.actor._actor_id.hex() in session.leaving
+        ]
 
     @property
     def idle(self) -> bool:
