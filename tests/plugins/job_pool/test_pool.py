@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,13 +28,21 @@ needs_slurm = pytest.mark.skipif(bool(missing()), reason=missing() or "Slurm is 
 class Driver:
     """Program with a session on a pool, in a process of its own."""
 
-    def __init__(self, slurm: Slurm, folder: Path, program: str, address: str) -> None:
+    def __init__(
+        self, slurm: Slurm, folder: Path, program: str, address: str, commands: dict[str, str] | None = None
+    ) -> None:
         self.folder, self.slurm = folder, slurm
         self.home, self.others = folder / "home", ray_processes()
         (folder / "driver.py").write_text(program)
         self.errors = folder / "errors.txt"
+        (folder / "bin").mkdir()
+        for name, text in (commands or {}).items():  # in place of Slurm's commands
+            path = folder / "bin" / name
+            path.write_text(text.format(folder=folder, real=shutil.which(name, path=slurm.env["PATH"])))
+            path.chmod(0o755)
         variables = {
             **slurm.env,
+            "PATH": f"{folder / 'bin'}:{slurm.env['PATH']}",
             "TRAINKIT_RESULTS_DIR": f"{self.home}",
             "PYTHONPATH": os.pathsep.join(sys.path),
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -93,8 +102,8 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 def drivers(slurm: Slurm, tmp_path: Path) -> Iterator[Any]:
     started: list[Driver] = []
 
-    def start(program: str, address: str) -> Driver:
-        started.append(Driver(slurm, tmp_path, program, address))
+    def start(program: str, address: str, **commands: str) -> Driver:
+        started.append(Driver(slurm, tmp_path, program, address, commands))
         return started[-1]
 
     yield start
@@ -257,6 +266,65 @@ def test_jobs_that_can_not_start_are_reported_and_tried_again_later(drivers: Any
     assert "of the pool has ended before Ray has started on it" in driver.errors.read_text()
 
 
+FORKS = """
+import multiprocessing, sys, time, trainkit
+trainkit.init(sys.argv[1])
+child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+child.start()
+trainkit.shutdown()
+print("ALIVE", child.is_alive(), flush=True)
+child.kill()
+"""
+
+
+@needs_slurm
+def test_a_forked_child_does_not_hold_up_the_end(drivers: Any) -> None:
+    assert drivers(FORKS, "slurm://?mem=1200").said("ALIVE") == ["True"]
+
+
+LOSES_AN_ANSWER = """#!/bin/sh
+case "$*" in *--test-only*) exec {real} "$@";; esac
+[ -e {folder}/lost ] && exec {real} "$@"
+{real} "$@" >{folder}/lost
+echo "Socket timed out on send/recv operation" >&2
+exit 1
+"""
+ONE_CALL = """
+import os, sys, trainkit
+trainkit.init(sys.argv[1])
+print("ON", trainkit.get(trainkit.remote(lambda: os.environ["SLURM_JOB_ID"]).remote()), flush=True)
+input()
+"""
+
+
+@needs_slurm
+@pytest.mark.slow
+def test_a_job_whose_submission_was_not_answered_belongs_to_the_pool(drivers: Any, slurm: Slurm) -> None:
+    driver = drivers(ONE_CALL, "slurm://?mem=1200&idle_s=4", sbatch=LOSES_AN_ANSWER)
+    assert driver.said("ON") == (driver.folder / "lost").read_text().split()
+    slurm.wait(lambda: not driver.queue(), "the job ends when it is idle", 90)
+
+
+FAILS_OFTEN = """#!/bin/sh
+echo >>{folder}/asked
+[ $(wc -l <{folder}/asked) -gt 1 ] || echo "Notice: maintenance on Monday"
+[ $(wc -l <{folder}/asked) -gt 8 ] && exec {real} "$@"
+[ $(wc -l <{folder}/asked) -gt 1 ] && exit 1
+exec {real} "$@"
+"""
+
+
+@needs_slurm
+@pytest.mark.slow
+def test_a_pool_survives_that_slurm_does_not_answer(drivers: Any) -> None:
+    driver = drivers(ONE_CALL, "slurm://?mem=1200&idle_s=4", squeue=FAILS_OFTEN)
+    asked = driver.folder / "asked"
+    assert eventually(lambda: asked.exists() and len(asked.read_text()) >= 9, 120), driver.errors.read_text()
+    words = driver.errors.read_text()
+    assert "the pool of jobs can't go on now: squeue failed" in words
+    assert "submitted for 80 s" not in words  # eight failures within 40 s
+
+
 @needs_slurm
 def test_what_slurm_would_never_run_is_refused_at_the_start(drivers: Any) -> None:
     program = "import sys, trainkit\ntrainkit.init(sys.argv[1])\n"
@@ -274,6 +342,10 @@ def test_what_slurm_would_never_run_is_refused_at_the_start(drivers: Any) -> Non
         ("max_hours=5", "max_hours=5 is less than the time=None"),
         ("max_hours=1&time=2:00:00", "less than the time=2:00:00 of one job"),
         ("mem=all", "mem=all: give MB"),
+        ("mem=0", "mem=0: give MB"),
+        ("gpus=a100", "gpus=a100: give a number, or a kind and a number"),
+        ("max_jobs=0", "max_jobs must be at least 1"),
+        ("cpus=0", "cpus must be at least 1"),
     ],
 )
 def test_settings_that_are_wrong(query: str, words: str) -> None:

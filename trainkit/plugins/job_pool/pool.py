@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-import ray
-
 from trainkit.clock import SYSTEM
-from trainkit.errors import ConfigError, TrainkitError, did_you_mean
+from trainkit.errors import ConfigError, did_you_mean, message_of
 from trainkit.plugins.cluster.machines import Machines
 from trainkit.plugins.job_pool import cluster, slurm
 from trainkit.plugins.job_pool.rules import Job, Limits, Plan, Stage, wanted
@@ -59,6 +57,9 @@ def _settings_from(address: str) -> dict[str, Any]:
         if KINDS[name] is int and not text.isdecimal():
             raise ConfigError(f"{address}: {name} must be a whole number, not {text!r}")
         chosen[name] = int(text) if KINDS[name] is int else text
+    for name in ("max_jobs", "cpus"):
+        if chosen[name] < 1:
+            raise ConfigError(f"{address}: {name} must be at least 1, because no call could run")
     return {name: value for name, value in chosen.items() if name not in _NOT_HERE}
 
 
@@ -92,7 +93,10 @@ def _resources_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     takes of a machine's memory.
     """
     found: dict[str, Any] = {"num_cpus": settings["cpus"]}
-    found["num_gpus"] = int(str(settings.get("gpus", 0)).rpartition(":")[2])
+    gpus = str(settings.get("gpus", 0)).rpartition(":")[2]
+    if not gpus.isdecimal():
+        raise ConfigError(f"gpus={settings['gpus']}: give a number, or a kind and a number, such as a100:2")
+    found["num_gpus"] = int(gpus)
     if (memory := settings.get("mem")) is not None:
         bytes_ = _bytes(str(memory))
         found |= {"object_store_memory": bytes_ * 3 // 10, "_memory": bytes_ * 7 // 10}
@@ -101,7 +105,7 @@ def _resources_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _bytes(text: str) -> int:
     number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "M")
-    if not number.isdecimal() or unit not in "KMGT":
+    if not number.strip("0").isdecimal() or unit not in "KMGT":
         raise ConfigError(f"mem={text}: give MB, or a number with K, M, G or T, such as 16G")
     return int(number) << 10 * ("KMGT".index(unit) + 1)
 
@@ -165,8 +169,8 @@ class JobPool(Spread):
         while not self._over.wait(_TICK_S):
             try:
                 self._step(SYSTEM.monotonic())
-            except (TrainkitError, ray.exceptions.RayError) as error:
-                self._pause(SYSTEM.monotonic(), f"the pool of jobs can't go on now: {error}")
+            except Exception as error:  # without this thread, all calls would wait forever
+                self._pause(SYSTEM.monotonic(), f"the pool of jobs can't go on now: {message_of(error)}")
 
     def _step(self, now: float) -> None:
         if now >= self._poll_at:
@@ -183,8 +187,9 @@ class JobPool(Spread):
 
     def _take(self, seen: Mapping[str, slurm.Seen], now: float) -> None:
         """Take over what Slurm says, and notice the jobs that have ended."""
-        for job in self._jobs.keys() & seen:
-            self._jobs[job].seen = seen[job]
+        for job, its in seen.items():
+            # Slurm may have taken a job although `sbatch` has failed, because the answer was lost.
+            self._jobs.setdefault(job, _Known(now)).seen = its
         for job in self._jobs.keys() - seen:
             known = self._jobs.pop(job)
             self._spent_s += known.seen.ran_s
@@ -194,6 +199,9 @@ class JobPool(Spread):
 
     def _pause(self, now: float, text: str) -> None:
         """Warn, and submit nothing for a while, which is longer after each failure in a row."""
+        if now < self._not_before:  # nothing was tried since the last warning
+            _logger.info("%s", text)
+            return
         pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(self._failures, 20))
         self._failures += 1
         self._not_before = now + pause_s

@@ -69,11 +69,12 @@ class SlurmJobs:
         (self._folder / "token").write_text(token)
         self._script = self._folder / "script.sh"
         self._script.write_text(self._text(settings, asked))
-        # This shell outlives a killed program: its input ends with the program.
+        # This shell outlives a killed program: its input ends with the program. A line ends it, too, because
+        # children that the program has forked keep its input open.
         folder = shlex.quote(str(self._folder))
         end = f"scancel --name={shlex.quote(self.name)}; code=$?; rm -rf {folder}; exit $code"
         self._guard = subprocess.Popen(
-            ["sh", "-c", f"trap '' INT TERM HUP USR1 USR2; cat >/dev/null; {end}"],
+            ["sh", "-c", f"trap '' INT TERM HUP USR1 USR2; read line; {end}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
@@ -134,7 +135,7 @@ class SlurmJobs:
 
     def close(self) -> None:
         """Cancel all jobs, and remove the pool's files."""
-        self._guard.communicate()
+        self._guard.communicate(b"\n")
         if code := self._guard.returncode:
             raise TrainkitError(f"the jobs named {self.name} remain: scancel ended with {code}, cancel them")
 
