@@ -116,7 +116,8 @@ def test_refusals_of_a_host_pass_unchanged(
 def test_hosts_are_shown_to_the_owner_of_the_token_only(many: Asker) -> None:
     refused = many("GET", "/api/machines/h1/experiments", headers={"Authorization": "Bearer wrong"})
     assert refused.status == 403
-    assert many("GET", "/api/machines/h9/experiments").status == 404
+    for path in ("h9/experiments", "h9", "h1", "", "%2F"):
+        assert many("GET", f"/api/machines/{path}").status == 404
     lost = many("GET", "/api/machines/h3/experiments")
     assert lost.status == 502 and "h3 can't be reached" in lost.json["error"]
 

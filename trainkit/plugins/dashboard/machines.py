@@ -329,7 +329,7 @@ class RemoteDashboards:
                 yield {**row, key: f"{each.name}/{row[key]}", "machine": each.name}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        _, _, _, name, path = scope["raw_path"].split(b"/", 4)
+        name, _, path = scope["raw_path"].partition(b"/machines/")[2].partition(b"/")
         host = self._each.get(unquote_to_bytes(name).decode(errors="replace"))
         if host is None:
             await refusal(404, "this dashboard shows no such machine")(scope, receive, send)
