@@ -187,7 +187,7 @@ def trial(config):
 
 class Tell(tune.Callback):
     def on_trial_result(self, iteration, trials, trial, result, **info):
-        print("ON", result["on"], flush=True)
+        print("ON", result["on"], result["pid"], flush=True)
 
 trainkit.init(sys.argv[1])
 settings = tune.RunConfig(storage_path="results", verbose=0, callbacks=[Tell()])
@@ -246,6 +246,17 @@ def test_a_trial_moves_to_another_job_before_the_time_limit_and_repeats_nothing(
     words = driver.said("STEPS")
     assert words[::2] == [str(step) for step in range(1, 26)], driver.errors.read_text()
     assert len(set(words[1::2])) >= 2
+
+
+@needs_slurm
+@pytest.mark.slow
+def test_a_job_that_slurm_ends_fails_no_trial(drivers: Any, slurm: Slurm) -> None:
+    driver = drivers(LOST, "slurm://?max_jobs=2&cpus=2&mem=1200&idle_s=60")
+    job, pid = driver.said("ON")
+    # Slurm sends SIGTERM to all processes; here, the trial's process is the first that ends.
+    os.kill(int(pid), signal.SIGTERM)
+    slurm.run("scancel", job)
+    assert driver.said("ENDED") == list("01234567"), driver.errors.read_text()
 
 
 FAILS = """

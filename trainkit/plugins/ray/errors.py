@@ -69,6 +69,9 @@ class RetriedFailure(UserFailure):
     """Failure for which Ray retries the task."""
 
 
+_TAKEN_AWAY = ("its node has died", "The process receives a SIGTERM.")
+
+
 def translate(error: BaseException) -> BaseException:
     """Return trainkit's equivalent of Ray's exception `error`; return other exceptions unchanged."""
     if isinstance(error, exceptions.RayTaskError):
@@ -122,5 +125,6 @@ def _of_task(error: Any) -> BaseException:
 def _caused(error: TrainkitError, cause: BaseException) -> TrainkitError:
     error.__cause__ = cause
     if isinstance(error, ActorDiedError):
-        error.preempted = "its node has died" in str(cause)
+        # SIGTERM reaches all processes of a machine that is taken away; an actor may end before Ray does.
+        error.preempted = any(words in str(cause) for words in _TAKEN_AWAY)
     return error

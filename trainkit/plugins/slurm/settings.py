@@ -65,8 +65,8 @@ def settings_of(cluster: str | None, folder: Path) -> dict[str, Any]:
     if cluster is None:
         if len(tables) > 1:
             raise ConfigError(
-                f"several clusters have settings: name {' or '.join(sorted(tables))}, by --cluster NAME or, for "
-                "a pool, in the address slurm://NAME"
+                f"several clusters have settings: name {' or '.join(sorted(tables))}, by --cluster NAME, "
+                "or for a pool by slurm://NAME"
             )
         return next(iter(tables.values()), {})
     if cluster not in tables:
