@@ -57,9 +57,8 @@ def _settings_from(address: str) -> dict[str, Any]:
         if KINDS[name] is int and not text.isdecimal():
             raise ConfigError(f"{address}: {name} must be a whole number, not {text!r}")
         chosen[name] = int(text) if KINDS[name] is int else text
-    for name in ("max_jobs", "cpus"):
-        if chosen[name] < 1:
-            raise ConfigError(f"{address}: {name} must be at least 1, because no call could run")
+    if zero := [name for name in ("max_jobs", "cpus") if chosen[name] < 1]:
+        raise ConfigError(f"{address}: {zero[0]} must be at least 1, because no call could run")
     return {name: value for name, value in chosen.items() if name not in _NOT_HERE}
 
 
@@ -92,11 +91,9 @@ def _resources_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     Ray would count the memory of the whole machine, so its parts of a job's memory are the ones that Ray
     takes of a machine's memory.
     """
-    found: dict[str, Any] = {"num_cpus": settings["cpus"]}
-    gpus = str(settings.get("gpus", 0)).rpartition(":")[2]
-    if not gpus.isdecimal():
+    if not (gpus := str(settings.get("gpus", 0)).rpartition(":")[2]).isdecimal():
         raise ConfigError(f"gpus={settings['gpus']}: give a number, or a kind and a number, such as a100:2")
-    found["num_gpus"] = int(gpus)
+    found: dict[str, Any] = {"num_cpus": settings["cpus"], "num_gpus": int(gpus)}
     if (memory := settings.get("mem")) is not None:
         bytes_ = _bytes(str(memory))
         found |= {"object_store_memory": bytes_ * 3 // 10, "_memory": bytes_ * 7 // 10}

@@ -69,9 +69,6 @@ class RetriedFailure(UserFailure):
     """Failure for which Ray retries the task."""
 
 
-_TAKEN_AWAY = ("its node has died", "The process receives a SIGTERM.")
-
-
 def translate(error: BaseException) -> BaseException:
     """Return trainkit's equivalent of Ray's exception `error`; return other exceptions unchanged."""
     if isinstance(error, exceptions.RayTaskError):
@@ -126,5 +123,5 @@ def _caused(error: TrainkitError, cause: BaseException) -> TrainkitError:
     error.__cause__ = cause
     if isinstance(error, ActorDiedError):
         # SIGTERM reaches all processes of a machine that is taken away; an actor may end before Ray does.
-        error.preempted = any(words in str(cause) for words in _TAKEN_AWAY)
+        error.preempted = "its node has died" in str(cause) or "receives a SIGTERM." in str(cause)
     return error

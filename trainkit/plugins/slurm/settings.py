@@ -64,10 +64,8 @@ def settings_of(cluster: str | None, folder: Path) -> dict[str, Any]:
                 tables.setdefault(name, {}).update(_checked(table, name, path))
     if cluster is None:
         if len(tables) > 1:
-            raise ConfigError(
-                f"several clusters have settings: name {' or '.join(sorted(tables))}, by --cluster NAME, "
-                "or for a pool by slurm://NAME"
-            )
+            names = " or ".join(sorted(tables))
+            raise ConfigError(f"several clusters have settings: give --cluster or slurm://, with {names}")
         return next(iter(tables.values()), {})
     if cluster not in tables:
         raise ConfigError(
