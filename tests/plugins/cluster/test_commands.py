@@ -14,9 +14,10 @@ import pytest
 
 from tests.conftest import eventually
 from tests.plugins.cluster.ground import Hosts, reason_to_skip
+from tests.plugins.cluster.started import start
 from trainkit.errors import ConfigError
 from trainkit.plugins.cluster import commands
-from trainkit.plugins.cluster.commands import RemoteError, carried, start
+from trainkit.plugins.cluster.commands import RemoteError, carried
 from trainkit.plugins.cluster.machines import Machine, Machines, cpus_of, nodes_of
 
 needs_ssh = pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip() or "needs SSH")
@@ -230,7 +231,7 @@ def test_nothing_is_left_on_a_host(hosts: Hosts, tmp_path: Path, end: str) -> No
     program = textwrap.dedent(
         f"""
         import sys
-        from trainkit.plugins.cluster.commands import start
+        from tests.plugins.cluster.started import start
         from trainkit.plugins.cluster.machines import Machines
         command = [sys.executable, {str(script)!r}, {"ends" if end == "ends" else "waits"!r}]
         with start(Machines.named("h1,h2"), command, prefix=False) as each:
