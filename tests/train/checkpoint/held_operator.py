@@ -21,8 +21,8 @@ class Held:
 
 
 def held(folder: Path) -> str:
-    """Wait in the writer, which is the only process of low priority, until a file allows it to continue."""
-    if os.nice(0) > 0:
+    """Wait in the writer, which alone has a lower priority than its parent, until a file exists."""
+    if os.nice(0) > os.getpriority(os.PRIO_PROCESS, os.getppid()):
         with (folder / "writers").open("a") as file:
             file.write(f"{os.getpid()}\n")
         assert eventually((folder / "continue").exists)
