@@ -243,6 +243,39 @@ def test_a_program_that_runs_again_may_write_the_same_file(write: Write, name: s
     assert [result.metrics["loss"] for result in grid(path)] == [1]
 
 
+CONTINUING = """
+import os, pathlib, signal
+done = pathlib.Path(os.environ["TRAINKIT_TRIAL_DIR"], "epoch")
+first = int(done.read_text()) + 1 if done.exists() else 1
+for epoch in range(first, 7):
+    print(f"epoch={epoch} loss={1 / epoch}")
+    if epoch == 4 and first == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    done.write_text(str(epoch))
+"""
+
+
+@pytest.mark.parametrize(("counter", "epochs"), [("counter: epoch", [1, 2, 3, 4, 5]), ("", [4, 5, 6])])
+def test_a_program_that_continues_keeps_its_earlier_reports(
+    write: Write, counter: str, epochs: list[int]
+) -> None:
+    path = write(
+        f"command: {sys.executable} program.py {{x}}\n"
+        "parameters: {x: [1]}\nmetric: {name: loss}\nnum_samples: 1\nmax_failures: 1\n"
+        f"stop: {{training_iteration: 5}}\n{counter}\n"
+    )
+    (path.parent / "program.py").write_text(CONTINUING)
+    assert main(["tune", str(path), "--verbose", "0"]) == 0
+    (result,) = grid(path)
+    assert [report["epoch"] for report in result.history] == epochs
+
+
+def test_a_report_without_the_counter_fails(write: Write) -> None:
+    path = write(SWEEP + "counter: epoch\n")
+    assert main(["tune", str(path), "--verbose", "0"]) == 1
+    assert "lacks the counter 'epoch'" in str(grid(path).errors[0])
+
+
 def test_failed_trials_run_again_on_request(write: Write, capsys: Capture) -> None:
     path = write("command: sh missing.sh {x}\nparameters: {x: [1]}\nmetric: {name: loss}\nmethod: grid")
     assert main(["tune", str(path), "--verbose", "0"]) == 1

@@ -167,6 +167,8 @@ def _report(sweep: Sweep, results: tune.ResultGrid, folder: Path) -> int:
     """
     unfinished = f", {results.num_unfinished} unfinished" if results.num_unfinished else ""
     sys.stdout.write(f"{len(results)} trials, {results.num_errors} failed{unfinished}: {folder}\n")
+    if results.num_errors:
+        sys.stdout.write("--rerun-failed runs the failed trials again\n")
     metric, code = sweep.program.metric, 130 if results.num_unfinished else 0
     if not any(_is_number((result.metrics or {}).get(metric)) for result in results):
         sys.stdout.write(f"no trial has reported a finite number as {metric}: see `trainkit show {folder}`\n")

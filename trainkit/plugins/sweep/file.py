@@ -34,7 +34,7 @@ _SEARCH = (*LIMITS[1:], "seed", "constraints", "learn_from", "priors")
 _CHANGEABLE = ("description", "run_cap", *LIMITS)
 
 _KEYS = (
-    "name", "command", "program", "shell", "env", "parameters", "metric", "metrics_from", "method",
+    "name", "command", "program", "shell", "env", "parameters", "metric", "metrics_from", "counter", "method",
     "search_alg", "scheduler", "early_terminate", "stop", "max_failures", *_CHANGEABLE, *_SEARCH, *_RESOURCES,
 )  # fmt: skip
 
@@ -112,6 +112,7 @@ def sweep_of(content: Mapping[str, Any], path: Path) -> Sweep:
             shell=shell,
             variables={str(key): words.text_of(value) for key, value in _mapping(settings, "env").items()},
             source=_source(settings.get("metrics_from", "output")),
+            counter=str(settings.get("counter", "")),
         ),
         space=space,
         tune_config=_tune_config(settings, method, metric, mode, path.parent),

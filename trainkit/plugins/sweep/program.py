@@ -17,6 +17,7 @@ from typing import Any
 from trainkit import settings, tune
 from trainkit.clock import SYSTEM
 from trainkit.errors import TuneError
+from trainkit.plugins.sweep.counted import CountedReports
 from trainkit.plugins.sweep.sources import GrowingFile, JsonFile, OutputLines, Source, TensorBoardFiles
 from trainkit.plugins.sweep.words import filled_words, shell_text
 
@@ -36,6 +37,8 @@ class Program:
         variables: environment variables to set.
         source: kind of source ("output", "pattern", "file", "tensorboard") and its argument. Paths are
             relative to the trial's folder.
+        counter: name of the reported value that grows from report to report, if the program continues when
+            its trial runs again; empty: the program starts from its beginning.
     """
 
     words: tuple[str, ...]
@@ -44,6 +47,7 @@ class Program:
     shell: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
     source: tuple[str, str] = ("output", "")
+    counter: str = ""
 
     def command(self, config: Mapping[str, Any], own: Mapping[str, str]) -> list[str]:
         """Return the words of the command for a configuration.
@@ -67,12 +71,14 @@ def run_program(config: dict[str, Any], program: Program) -> None:
     output, errors = folder / "program_output.txt", folder / "program_errors.txt"
     source = _source(program, folder, output)
     command = program.command(config, {"trial_dir": str(folder), "trial_id": str(tune.get_trial_id())})
+    counted = CountedReports(folder / "program_reports.jsonl", program.counter) if program.counter else None
     reported = False
     with _running(program, command, folder, output, errors) as process:
         while True:
             ended = process.poll() is not None  # before the last look, so that no metric is missed
             for report in source.new(ended=ended and process.returncode == 0):
-                tune.report(report)
+                for each in counted.with_earlier(report) if counted else [report]:
+                    tune.report(each)
                 reported = True
             if ended:
                 break
