@@ -165,7 +165,8 @@ def states_of(jobs: Sequence[Job]) -> dict[Job, dict[str, dict[str, str]]]:
     known |= _accounted([job for job in jobs if job not in known])
     found: dict[Job, dict[str, dict[str, str]]] = {}
     for job in jobs:
-        tasks = known.get(job) or {task: {} for task in job.begun()}
+        # The controller forgets each task of an array by itself, while others still run.
+        tasks = {task: {} for task in job.begun() if task or job not in known} | known.get(job, {})
         found[job] = {task: _with_record(job.of(task), fields) for task, fields in tasks.items()}
     return found
 
