@@ -68,7 +68,7 @@ PLUGINS = {
     "searchers": Limit(1_495, 1_100, slack=60),
     "simulation": Limit(507, 500, slack=60),
     "slurm": Limit(750, 640, slack=60),
-    "sweep": Limit(825, 650, slack=60),
+    "sweep": Limit(835, 650, slack=60),
     "testing": Limit(750, 750, slack=60),
     "transformers": Limit(160, 160, slack=60),
 }

@@ -101,6 +101,7 @@ def _finished(command: list[str], path: Path, name: str) -> tune.ResultGrid:
     [
         ("printf '%s|' {x} --x={x} {{x}}", False),
         ("exec printf '%s|' {x} --x={x} '{{x}}'", True),
+        ("echo hi >&2;# don't\nexec printf '%s|' {x} --x={x} '{{x}}'", True),
         ("""exec printf '%s|' "{x}" '--x={x}' "{{x}}" # don't""", True),
         (
             """# "it's" (a
@@ -274,6 +275,24 @@ def test_a_report_without_the_counter_fails(write: Write) -> None:
     path = write(SWEEP + "counter: epoch\n")
     assert main(["tune", str(path), "--verbose", "0"]) == 1
     assert "lacks the counter 'epoch'" in str(grid(path).errors[0])
+
+
+def test_a_failed_trial_is_not_the_best(write: Write, capsys: Capture) -> None:
+    path = write("command: sh fails.sh {x}\nparameters: {x: [1]}\nmetric: {name: loss}\nmethod: grid")
+    (path.parent / "fails.sh").write_text("echo loss=$1; sleep 0.2; exit 3")
+    assert main(["tune", str(path), "--verbose", "0"]) == 1
+    output = capsys.readouterr().out
+    assert "--rerun-failed runs the failed trials again" in output
+    assert "best loss" not in output
+
+
+@pytest.mark.parametrize("arguments", [["--name", "../other"], ["--name", "other", "--resume", "must"]])
+def test_a_refused_name_leaves_no_folder(write: Write, arguments: list[str]) -> None:
+    path = write()
+    (path.parent / "results").mkdir()
+    assert main(["tune", str(path), *arguments]) == 1
+    assert {each.name for each in path.parent.iterdir()} == {"program.sh", "sweep.yaml", "results"}
+    assert not list((path.parent / "results").iterdir())
 
 
 def test_failed_trials_run_again_on_request(write: Write, capsys: Capture) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import pwd
@@ -65,7 +64,7 @@ class Job:
     def cancel(self) -> None:
         """Cancel the job, and record the name of this user."""
         call("scancel", str(self))
-        self._own(_CANCELLED).write_text(f"{getpass.getuser()}\n")
+        self._own(_CANCELLED).write_text(f"{user_name()}\n")
 
     def of(self, task: str) -> Job:
         """Return the job that means only this task of its array."""
@@ -98,6 +97,11 @@ def jobs_folder() -> Path:
     return settings.results_dir().absolute() / "jobs"
 
 
+def user_name() -> str:
+    """Return the name of this process's user, whatever the environment says."""
+    return _user(str(os.getuid()))
+
+
 def call(*words: str) -> str:
     """Run a command of Slurm and return its output. Warnings of the command are shown.
 
@@ -128,7 +132,7 @@ def submitted() -> list[Job]:
     for path in jobs_folder().glob("*"):
         try:
             record = json.loads((path / RECORD).read_text())
-            if record["user"] == getpass.getuser():
+            if record["user"] == user_name():
                 found.append((record["time"], Job(record["id"], record["name"], path, record["command"])))
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue  # a job that is being submitted, or the job of another user
@@ -166,7 +170,8 @@ def states_of(jobs: Sequence[Job]) -> dict[Job, dict[str, dict[str, str]]]:
     found: dict[Job, dict[str, dict[str, str]]] = {}
     for job in jobs:
         # The controller forgets each task of an array by itself, while others still run.
-        tasks = {task: {} for task in job.begun() if task or job not in known} | known.get(job, {})
+        forgotten: dict[str, dict[str, str]] = {task: {} for task in job.begun() if task or job not in known}
+        tasks = forgotten | known.get(job, {})
         found[job] = {task: _with_record(job.of(task), fields) for task, fields in tasks.items()}
     return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import getpass
 import json
 import os
 import re
@@ -20,7 +19,7 @@ from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
 from trainkit.plugins.slurm.batch import OWN_OPTIONS, Batch
 from trainkit.plugins.slurm.code import Code, code_of
-from trainkit.plugins.slurm.jobs import RECORD, call, jobs_folder
+from trainkit.plugins.slurm.jobs import RECORD, call, jobs_folder, user_name
 from trainkit.plugins.slurm.settings import KINDS, settings_of
 
 _DEFAULTS = {"signal_before": 120, "max_requeues": 100}
@@ -105,7 +104,7 @@ class Submit(Command):
             "name": name,
             "command": shlex.join(batch.command),
             "time": stamp,
-            "user": getpass.getuser(),
+            "user": user_name(),
             "commit": code.commit,
             "is_dirty": code.is_dirty,
             "working_folder": str(here),

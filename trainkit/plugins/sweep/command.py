@@ -61,11 +61,11 @@ class Tune(Command):
             sys.stdout.writelines(f"{line}\n" for line in first_commands(sweep))
             return 0
         storage = (arguments.storage_path or settings.results_dir()).expanduser().absolute()
-        with named_as(_NAMES), contextlib.closing(_ownership(storage / sweep.name)):
-            tuner = tuner_of(
-                sweep, storage, arguments.resume, arguments.verbose, restart_errored=arguments.rerun_failed
-            )
-            return _report(sweep, tuner.fit(), storage / sweep.name)
+        folder = storage / sweep.name
+        _check_folder(folder, storage, arguments.resume)
+        with named_as(_NAMES), contextlib.closing(_ownership(folder)):
+            tuner = tuner_of(sweep, storage, arguments.verbose, restart_errored=arguments.rerun_failed)
+            return _report(sweep, tuner.fit(), folder)
 
 
 def first_commands(sweep: Sweep, number: int = 3) -> list[str]:
@@ -76,6 +76,17 @@ def first_commands(sweep: Sweep, number: int = 3) -> list[str]:
     own = {"trial_dir": "TRIAL_DIR", "trial_id": "TRIAL_ID"}
     configs = [space.walk(lambda name, domain: domain.draw(rng), rng) for _ in range(number)]
     return [shlex.join(sweep.program.command(config, own)) for config in configs]
+
+
+def _check_folder(folder: Path, storage: Path, resume: str) -> None:
+    """Raise an error if the folder is not in the storage, or if `resume` rules it out."""
+    if folder.parent != storage or folder.name == "..":
+        raise ConfigError(f"--name is the name of a folder in {storage}, not a path: {folder}")
+    exists = tune.Tuner.can_restore(folder)
+    if exists and resume == "never":
+        raise ConfigError(f"{folder} contains an experiment already: choose another --name")
+    if not exists and resume == "must":
+        raise ConfigError(f"{folder} contains no experiment to resume: see `trainkit ls {storage}`")
 
 
 def _ownership(folder: Path) -> Ownership:
@@ -93,20 +104,17 @@ def _ownership(folder: Path) -> Ownership:
         ) from None
 
 
-def tuner_of(
-    sweep: Sweep, storage: Path, resume: str, verbose: int, *, restart_errored: bool = False
-) -> tune.Tuner:
+def tuner_of(sweep: Sweep, storage: Path, verbose: int, *, restart_errored: bool = False) -> tune.Tuner:
     """Return a new Tuner, or a restored Tuner if the folder contains the sweep's experiment.
 
     Args:
         sweep: the sweep.
         storage: folder for experiments.
-        resume: "auto", "never" or "must".
         verbose: amount of output, as for RunConfig.
         restart_errored: True: failed trials run again.
 
     Raises:
-        ConfigError: the experiment is missing or exists, against `resume`; or it has other settings.
+        ConfigError: the experiment was begun with other settings.
     """
     folder = storage / sweep.name
     trainable = tune.with_parameters(run_program, program=sweep.program)
@@ -120,12 +128,7 @@ def tuner_of(
         chdir_to_trial_dir=False,
         verbose=verbose,
     )
-    exists = tune.Tuner.can_restore(folder)
-    if exists and resume == "never":
-        raise ConfigError(f"{folder} contains an experiment already: choose another --name")
-    if not exists and resume == "must":
-        raise ConfigError(f"{folder} contains no experiment to resume: see `trainkit ls {storage}`")
-    if not exists:
+    if not tune.Tuner.can_restore(folder):
         (folder / _RECORD).write_text(json.dumps(sweep.content, indent=1, default=str))
         return tune.Tuner(
             trainable, param_space=sweep.space, tune_config=sweep.tune_config, run_config=run_config
@@ -170,7 +173,7 @@ def _report(sweep: Sweep, results: tune.ResultGrid, folder: Path) -> int:
     if results.num_errors:
         sys.stdout.write("--rerun-failed runs the failed trials again\n")
     metric, code = sweep.program.metric, 130 if results.num_unfinished else 0
-    if not any(_is_number((result.metrics or {}).get(metric)) for result in results):
+    if not any(_is_number((each.metrics or {}).get(metric)) for each in results if not each.error):
         sys.stdout.write(f"no trial has reported a finite number as {metric}: see `trainkit show {folder}`\n")
         return code or 1
     best = results.get_best_result()

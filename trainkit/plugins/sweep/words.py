@@ -19,7 +19,7 @@ _ALL = ("${args}", "${args_no_hyphens}")
 """Words that stand for all parameters, as in W&B's sweep files."""
 
 _TOKEN = re.compile(
-    rf"(?<!\S)#[^\n]*|\\.|['\"]|\$?\(|\)|\$\{{args(?:_no_hyphens)?\}}|{_PLACE.pattern}", re.DOTALL
+    rf"(?<![^\s;|&()])#[^\n]*|\\.|['\"]|\$?\(|\)|\$\{{args(?:_no_hyphens)?\}}|{_PLACE.pattern}", re.DOTALL
 )
 """Matches what changes bash's quoting, and what is replaced: comments, escapes, quotes, brackets, places."""
 
@@ -99,7 +99,9 @@ def check_words(words: Sequence[str], names: Sequence[str], *, shell: bool = Fal
 def shell_text(text: str, config: Mapping[str, Any], own: Mapping[str, str]) -> str:
     """Return a command for bash, in which no value is more than a part of a word, within quotes too.
 
-    A parameter without a value is left out, as by `filled_words`.
+    A value that needs quotes is a variable, set in a line before the text: bash never runs a variable's value
+    as a command, not even where this function mistakes the quotes around its place. A parameter without a
+    value is left out, as by `filled_words`.
 
     Raises:
         ConfigError: a value needs quotes, but the command has a here-document, backquotes or `$'...'`.
@@ -107,7 +109,20 @@ def shell_text(text: str, config: Mapping[str, Any], own: Mapping[str, str]) -> 
     values = {**config, **own}
     for name in [name for name in _names(text) if name not in values]:
         text = _without(text, name)
+    variables: list[str] = []
     result, quotes, end = [], [""], 0  # the open quote in each of the nested parentheses
+
+    def of(value: str) -> str:
+        if shlex.quote(value) == value:
+            return value
+        if _NO_QUOTING.search(text):
+            raise ConfigError(
+                f"command: {shlex.quote(value)} can't be quoted beside <<, ` or $': call a script"
+            )
+        variables.append(f"trainkit_{len(variables) + 1}={shlex.quote(value)}\n")
+        variable = f"${{trainkit_{len(variables)}}}"
+        return variable if inside == '"' else f'{inside}"{variable}"{inside}'
+
     while found := _TOKEN.search(text, end):
         token, start = found.group(), found.start()
         result.append(text[end:start])
@@ -115,12 +130,8 @@ def shell_text(text: str, config: Mapping[str, Any], own: Mapping[str, str]) -> 
         inside = quotes[-1]
         if found[2] or token in _ALL:
             name = found[2]
-            value = text_of(values[name]) if name else shlex.join(filled_words([token], config, own))
-            token = shlex.quote(value) if name or inside else value
-            if "'" in token and _NO_QUOTING.search(text):
-                raise ConfigError(f"command: {token} can't be quoted beside <<, ` or $': call a script")
-            if token != value:
-                token = f"{inside}{token}{inside}"
+            words = [text_of(values[name])] if name else filled_words([token], config, own)
+            token = " ".join(map(of, words)) if not inside else of(words[0] if name else shlex.join(words))
         elif found[1]:
             token = found[1]
         elif (inside == "'" and token != "'") or (inside and token[0] == "#"):
@@ -134,7 +145,7 @@ def shell_text(text: str, config: Mapping[str, Any], own: Mapping[str, str]) -> 
         elif token == ")" and not inside and len(quotes) > 1:
             quotes.pop()
         result.append(token)
-    return "".join([*result, text[end:]])
+    return "".join([*variables, *result, text[end:]])
 
 
 def _without(text: str, name: str) -> str:
