@@ -292,17 +292,22 @@ class Stage:
         """Return the lines of a file that the current run has written."""
         return self.job.lines(name)[self._noted[name] :]
 
-    def judge(self, strike: Strike) -> None:
-        """Check how a run has ended after a request, and note the last step for the check of the program."""
+    def judge(self, strike: Strike, *, whole: bool) -> None:
+        """Check how a run has ended after a request, and note the last step for the check of the program.
+
+        Args:
+            strike: the request.
+            whole: False if a worker was ended in the same run; its steps since the last checkpoint are lost.
+        """
         code, wanted = self.record.codes[-1], SIGNALS[strike.fault]
         # Before the session starts, a signal ends the program, which has nothing to save.
         early = code == -wanted and not self._new("phases")
         if code != 128 + wanted and not early and self.job.outcome() is None:
             self.record.findings.exits.append(f"{code} after {strike}")
         last = dict(self._new("steps"))
-        if len({*last.values()}) > 1:
+        if whole and len({*last.values()}) > 1:
             self.record.findings.apart.append(f"last steps by rank after {strike}: {last}")
-        if last:
+        if whole and last:
             self.job.ack("asked", max(last.values()))
         names = (path.relative_to(self.job.kept) for path in self.job.kept.rglob("*"))
         found = [str(name) for name in names if any(half in str(name) for half in HALF)]
@@ -488,7 +493,7 @@ def _until_complete(stage: Stage, strikes: list[Strike]) -> None:
             stage.record.findings.ignored.append(str(last))
         stage.clean(strict=not may_leave_files(struck, stage.record.codes[-1], stage.job.outcome()))
         if last is not None and last.phase and last.asks:
-            stage.judge(last)
+            stage.judge(last, whole=not any(each.ends_worker for each in struck))
         if last is not None and last.target == FILES and stage.job.outcome() is None:
             stage.run_damaged(last)
     if stage.job.outcome() is None:

@@ -29,7 +29,10 @@ HOLD_S = (0.2, 1.2)
 REQUESTS = ("term", "usr1", "usr2")
 """Signals with which a scheduler of jobs announces the end of a machine."""
 REQUESTED = (DRIVER, JOB, DRIVER, JOB, WORKER)
-"""Targets of requests: the program, all of its processes, and sometimes one worker, which must ignore it."""
+"""Targets of requests: the program, all of its processes, and sometimes one worker.
+
+TERM ends the worker; the worker must ignore the other requests.
+"""
 PHASES = {"setup": 0.5, "compile": 4.0, "step": 0.5, "validate": 0.2, "save": 0.1}
 """Phases of a program, and the longest time from a phase's begin to a request, in seconds."""
 MOST_REQUESTS = 3
@@ -67,6 +70,11 @@ class Strike:
     def ends(self) -> bool:
         """True if the program ends by this fault, and must be started again."""
         return self.target == FILES or (self.target in (DRIVER, GROUP, JOB) and self.fault in ENDING)
+
+    @property
+    def ends_worker(self) -> bool:
+        """True if the fault ends a single worker, whose steps since the last checkpoint are lost."""
+        return self.target == WORKER and self.fault in ("kill", "term")
 
     @property
     def asks(self) -> bool:
