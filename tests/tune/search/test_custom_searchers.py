@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import optuna
 import pytest
@@ -13,6 +14,8 @@ from optuna.trial import TrialState
 from tests.tune.controller.harness import Play
 from trainkit import tune
 from trainkit.errors import ConfigError, InfeasibleError
+from trainkit.tune.schedulers import FIFOScheduler
+from trainkit.tune.schedulers.base import Decision, Verdict
 from trainkit.tune.search import BasicVariantGenerator, ConcurrencyLimiter, Searcher
 from trainkit.tune.search.optuna import OptunaSearch
 
@@ -367,3 +370,46 @@ def test_a_first_trial_that_can_never_start_is_told_as_failed(fit, tmp_path):
     (trial,) = optuna.load_study(study_name="optuna", storage=storage).trials
     assert trial.state is TrialState.FAIL
     assert not (tmp_path / "e").exists()
+
+
+class EmptyAtFirst(Searcher):
+    """Searcher that is an empty collection before its first suggestion."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self.seen)
+
+    def suggest(self, trial_id: str) -> dict[str, Any]:
+        self.seen.append(trial_id)
+        return {"x": 0.125 * len(self.seen)}
+
+
+class CountedScheduler(FIFOScheduler):
+    """Scheduler that is an empty collection before its first trial, and stops each trial."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
+        return Decision(Verdict.STOP, {"rule": "first"})
+
+
+def report_twice(config: dict[str, Any]) -> None:
+    for _ in range(2):
+        tune.report({"loss": config["x"]})
+
+
+def test_searcher_and_scheduler_that_are_empty_collections_are_used(tmp_path: Path) -> None:
+    results = tune.Tuner(
+        report_twice,
+        param_space={"x": tune.uniform(0, 1)},
+        tune_config=tune.TuneConfig(
+            metric="loss", mode="min", num_samples=2, search_alg=EmptyAtFirst(), scheduler=CountedScheduler()
+        ),
+        run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
+    ).fit()
+    assert [result.config for result in results] == [{"x": 0.125}, {"x": 0.25}]
+    assert [result.metrics["training_iteration"] for result in results] == [1, 1]

@@ -91,8 +91,10 @@ class ExperimentRun:
         self._space = space
         # The settings are copied, because the user may change the originals later.
         self._tune = copy.copy(tune)
-        searcher = vars(self._tune)["search_alg"] = tune.search_alg or setup.default_searcher(tune)
-        vars(self._tune)["scheduler"] = tune.scheduler or setup.default_scheduler(tune, searcher, space)
+        searcher = setup.default_searcher(tune) if tune.search_alg is None else tune.search_alg
+        vars(self._tune)["search_alg"] = searcher
+        if tune.scheduler is None:
+            vars(self._tune)["scheduler"] = setup.default_scheduler(tune, searcher, space)
         self._run = copy.copy(run)  # copy.copy avoids the constructor, which a subclass may have changed
         for part in ("failure_config", "checkpoint_config", "sync_config"):
             vars(self._run)[part] = copy.copy(getattr(run, part))

@@ -105,7 +105,7 @@ def population_of(tune: TuneConfig) -> PopulationBasedTraining | None:
 
 
 def _make_searcher(tune: TuneConfig, space: Space, seed: int, *, rehearsal: bool) -> Searcher:
-    given = cast("Searcher | None", tune.search_alg) or default_searcher(tune)
+    given = default_searcher(tune) if tune.search_alg is None else cast("Searcher", tune.search_alg)
     searcher = _copied(
         "search_alg", given, called(given).rehearsal if rehearsal else lambda: copy.deepcopy(given)
     )
@@ -124,7 +124,9 @@ def _make_searcher(tune: TuneConfig, space: Space, seed: int, *, rehearsal: bool
 def _make_scheduler(
     tune: TuneConfig, space: Space, seed: int, searcher: Searcher, total_samples: int | None
 ) -> TrialScheduler:
-    given = cast("TrialScheduler | None", tune.scheduler) or default_scheduler(tune, searcher, space)
+    given = cast("TrialScheduler | None", tune.scheduler)
+    if given is None:  # an empty collection may be a scheduler too
+        given = default_scheduler(tune, searcher, space)
     scheduler = _copied("scheduler", given, lambda: copy.deepcopy(given))
     # FIFOScheduler needs no random generator. If no generator is made, NumPy is not imported; its import
     # would take almost as long as the import of the tuner.
