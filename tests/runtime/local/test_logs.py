@@ -16,7 +16,7 @@ import trainkit
 from tests.conftest import eventually
 from tests.runtime.local.talkers import Rank, Talker
 from trainkit import settings
-from trainkit.runtime.local.node.logs import LineDeduplicator, OutputPipe, SessionLogs
+from trainkit.runtime.local.node.logs import LineDeduplicator, OutputPipe, SessionLogs, WorkerOutput
 from trainkit.runtime.local.wire.messages import output_mark
 from trainkit.runtime.session import engine
 
@@ -162,6 +162,15 @@ def test_what_is_printed_before_the_pid_is_known_comes_first(folder: Path) -> No
     worker.pid = 7
     logs.write(worker, "out", b"second")
     assert logged(folder, "out") == b"first second"
+
+
+def test_output_from_before_the_pid_is_known_is_written_without_further_output(folder: Path) -> None:
+    worker = Printer(pid=None)
+    output = WorkerOutput(SessionLogs("0123456789abcdef"), False, lambda *_: None, lambda *_: None)
+    output.keep(worker, "out", b"all")
+    worker.pid = 7
+    output.keep_early(worker)
+    assert logged(folder, "out") == b"all"
 
 
 def test_a_large_file_is_put_aside(folder: Path) -> None:

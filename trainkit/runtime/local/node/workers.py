@@ -418,6 +418,7 @@ class WorkerProcesses:
     def _forked(self, worker: records.WorkerRecord, pid: int) -> None:
         worker.pid = pid
         self._by_pid[pid] = worker
+        self._output.keep_early(worker)
         if worker.ending:
             process.kill(pid)
         elif worker.interrupted:
@@ -429,6 +430,8 @@ class WorkerProcesses:
 
     def _template_gone(self, imports: Imports) -> None:
         """Have the plain template fork the pending workers of a template that has ended."""
+        if self._loop.stopping:  # all templates are killed, and no other template may be started
+            return
         self._mute_ends += not imports
         for serial, starting in list(self._starting.items()):
             if starting.imports != imports:
@@ -577,6 +580,7 @@ class WorkerProcesses:
 
     def drain(self) -> None:
         """Read the last output of all workers."""
+        self._hear_templates()  # the files are named after pids, which may not have been read yet
         for worker in self._table.all():
             worker.stdout.drain()
             worker.stderr.drain()
