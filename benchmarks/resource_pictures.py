@@ -13,7 +13,7 @@ import numpy as np
 
 from trainkit import tune
 from trainkit.plugins.compat.resource_changing import DistributeResources
-from trainkit.plugins.dashboard.plots import style
+from trainkit.plugins.plots import style
 from trainkit.tune import schedulers as sch
 from trainkit.tune.display import count_words
 

@@ -18,7 +18,7 @@ from PIL import Image
 
 from benchmarks import resource_pictures
 from trainkit import tune
-from trainkit.plugins.dashboard.plots import style
+from trainkit.plugins.plots import style
 from trainkit.tune import schedulers as sch
 
 LAST = 81

@@ -53,6 +53,7 @@ FOLDERS = {
     "plugins/pb2": "unit",
     "plugins/pipeline": "gang",
     "plugins/plateau": "unit",
+    "plugins/plots": "process",
     "plugins/pools": "process",
     "plugins/profile": "process",
     "plugins/ray": "external",

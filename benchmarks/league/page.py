@@ -153,7 +153,7 @@ def _cells(stage: Mapping[str, Any]) -> str:
 def draw(path: Path, found: Mapping[str, Any]) -> None:
     """Draw the geometric means of the regret by the number of evaluations, a panel for each stage."""
     from benchmarks.search_pictures import save
-    from trainkit.plugins.dashboard.plots import style
+    from trainkit.plugins.plots import style
 
     stages = found["stages"]
     found_names = {name for stage in stages for name in record.ranks(stage, stage["points"][-1])}

@@ -48,7 +48,7 @@ PLUGINS = {
     "check_resume": Limit(800, 600, slack=60),
     "cluster": Limit(600, 600, slack=60),
     "compat": Limit(2_960, 2_500, slack=60),
-    "dashboard": Limit(5_060, 3_200, slack=60),
+    "dashboard": Limit(3_480, 3_200, slack=60),
     "gaussian_process": Limit(1_480, 1_400, slack=60),
     "hydra": Limit(530, 500, slack=60),
     "integrations": Limit(1_505, 1_200, slack=60),
@@ -61,6 +61,7 @@ PLUGINS = {
     "pb2": Limit(355, 350, slack=60),
     "pipeline": Limit(785, 800, slack=60),
     "plateau": Limit(88, 85, slack=60),
+    "plots": Limit(1_635, 1_630, slack=60),
     "pools": Limit(890, 900, slack=60),
     "profile": Limit(660, 600, slack=60),
     "ray": Limit(1_230, 1_200, slack=60),
@@ -80,11 +81,13 @@ ARROWS = {
         "cluster",
         "compat",
         "integrations",
+        "plots",
         "profile",
         "slurm",
-    },  # hosts, metrics, Optuna's storage, figures of ranks, jobs
+    },  # hosts, metrics, Optuna's storage, charts, figures of ranks, jobs
     "job_pool": {"cluster", "ray", "slurm"},  # Ray on each job, and Slurm's commands
     "launch": {"cluster"},  # ranks on several machines
+    "plots": {"integrations"},  # hyperparameters, importances
     "lightning": {"integrations"},  # reports of a training function
     "ray": {"cluster"},  # Ray on the machines of an allocation
     "slurm": {"cluster"},

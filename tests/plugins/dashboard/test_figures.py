@@ -14,19 +14,14 @@ from tests.plugins.dashboard import samples
 from tests.plugins.dashboard.conftest import served
 from trainkit import tune
 from trainkit.errors import ConfigError, MetricError
-from trainkit.plugins.dashboard import charts
-from trainkit.plugins.dashboard.charts import (
-    KINDS,
-    available,
-    chart,
-    figures,
-    parameter_figures,
-)
-from trainkit.plugins.dashboard.charts.figures import Bar, Figure, Line, Scored
-from trainkit.plugins.dashboard.charts.parameter_figures import Parameter
+from trainkit.plugins.dashboard.charts import available, chart
 from trainkit.plugins.dashboard.experiments.board import Board
 from trainkit.plugins.dashboard.experiments.reading import NotFoundError
-from trainkit.plugins.dashboard.experiments.rungs import Entry, RungLabels
+from trainkit.plugins.plots import figures, kinds, parameter_figures
+from trainkit.plugins.plots.figures import Bar, Figure, Line, Scored
+from trainkit.plugins.plots.kinds import KINDS
+from trainkit.plugins.plots.parameter_figures import Parameter
+from trainkit.plugins.plots.rungs import Entry, RungLabels
 from trainkit.tune.results.hyperparameters import Hyperparameter, importances
 from trainkit.tune.results.result_grid import ResultGrid
 
@@ -272,8 +267,8 @@ def test_of_more_trials_than_are_shown_the_best_counts(
     dots, _ = chart(root / "digits", "history", {"mode": mode})["data"]
     best = (min if mode == "min" else max)(dots["y"])
     winner = dots["customdata"][dots["y"].index(best)]
-    monkeypatch.setattr(charts, "MOST_TRIALS", 1)
-    monkeypatch.setattr(charts, "MOST_LINES", 1)
+    monkeypatch.setattr(kinds, "MOST_TRIALS", 1)
+    monkeypatch.setattr(kinds, "MOST_LINES", 1)
     shown, so_far = chart(root / "digits", "history", {"mode": mode})["data"]
     assert (len(shown["y"]), so_far["y"]) == (1, [best])
     lines = chart(root / "digits", "parallel", {"mode": mode})["data"]

@@ -19,7 +19,7 @@ from tests.plugins.dashboard import samples
 from tests.plugins.dashboard.browser import CHROMIUM, PATIENCE_MS, Sight, alive, serious, served
 from tests.plugins.dashboard.test_ranks import training
 from trainkit.client import Experiment
-from trainkit.plugins.dashboard.charts import KINDS
+from trainkit.plugins.plots.kinds import KINDS
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="there is no Chromium here: apt-get install --no-install-recommends chromium"

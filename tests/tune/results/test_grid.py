@@ -14,7 +14,7 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import MetricError, StoreError, TrialError
-from trainkit.plugins.dashboard.charts import lanes
+from trainkit.plugins.plots.kinds import lanes
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.results.result_grid import ResultGrid

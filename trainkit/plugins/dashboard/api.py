@@ -34,6 +34,7 @@ from trainkit.plugins.dashboard.experiments.board import Row, TrialTable
 from trainkit.plugins.dashboard.experiments.reading import NotFoundError, RowReader
 from trainkit.plugins.dashboard.openapi import TEXT, many, ref, version
 from trainkit.plugins.dashboard.texts import last_lines, settings_of, space_of
+from trainkit.plugins.plots.kinds import KINDS
 from trainkit.tune.core.metrics import encode, without_objects
 from trainkit.tune.core.stoppers import AUTOMATIC
 from trainkit.tune.core.trial import STATES, TrialStatus
@@ -73,7 +74,7 @@ def status(call: Call) -> dict[str, Any]:
         "root": str(call.server.board.root),
         "read_only": call.server.read_only,
         "now": SYSTEM.now(),
-        "charts": list(charts.KINDS),
+        "charts": list(KINDS),
     }
 
 

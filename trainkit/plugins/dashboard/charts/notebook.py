@@ -13,8 +13,9 @@ from typing import Any
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, MetricError
 from trainkit.plugins.dashboard import charts
-from trainkit.plugins.dashboard.charts.figures import Figure, text
-from trainkit.plugins.dashboard.plots.style import as_png
+from trainkit.plugins.plots import kinds
+from trainkit.plugins.plots.figures import Figure, text
+from trainkit.plugins.plots.style import as_png
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.core.checks import load, require
 from trainkit.tune.core.metrics import encode
@@ -22,7 +23,7 @@ from trainkit.tune.core.trial import Trial
 from trainkit.tune.display import notebook_display
 from trainkit.tune.results.result_grid import ResultGrid
 
-KINDS = [kind for kind in charts.KINDS if kind != "compare"]
+KINDS = [kind for kind in kinds.KINDS if kind != "compare"]
 """Kinds of charts that can be drawn without choosing trials."""
 PLOTLY = "application/vnd.plotly.v1+json"
 

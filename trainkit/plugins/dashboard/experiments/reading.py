@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import MetricError
-from trainkit.plugins.dashboard.experiments.rungs import CAME, JUDGED
+from trainkit.plugins.plots.rungs import CAME, JUDGED
 from trainkit.tune.core.checks import is_finite
 from trainkit.tune.core.constraints import VIOLATION
 from trainkit.tune.core.metrics import decode, encode, flatten, without_objects

@@ -7,8 +7,8 @@ import io
 from typing import TYPE_CHECKING, Any, cast
 
 from trainkit.errors import ConfigError, MetricError
-from trainkit.plugins.dashboard.charts.figures import BEST as BEST
-from trainkit.plugins.dashboard.charts.figures import OTHERS as OTHERS
+from trainkit.plugins.plots.figures import BEST as BEST
+from trainkit.plugins.plots.figures import OTHERS as OTHERS
 from trainkit.tune.controller.rules import missing_metric
 from trainkit.tune.core.checks import load, require_one_of
 from trainkit.tune.core.metrics import lookup

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trainkit.errors import ConfigError, MetricError, did_you_mean
-from trainkit.plugins.dashboard.charts.figures import Scored
-from trainkit.plugins.dashboard.charts.parameter_figures import Parameter
 from trainkit.plugins.integrations.hyperparameters import Hyperparameter, hyperparameters_of
+from trainkit.plugins.plots.figures import Scored
+from trainkit.plugins.plots.parameter_figures import Parameter
 from trainkit.tune.core.checks import require_one_of
 from trainkit.tune.core.constraints import VIOLATION
 from trainkit.tune.core.objectives import Objective, front_of

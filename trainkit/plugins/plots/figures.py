@@ -14,7 +14,7 @@ from html import escape
 from itertools import accumulate, pairwise
 from typing import Any
 
-from trainkit.plugins.dashboard.experiments.rungs import Entry, RungLabels
+from trainkit.plugins.plots.rungs import Entry, RungLabels
 from trainkit.tune.display import count_words
 
 Figure = dict[str, Any]

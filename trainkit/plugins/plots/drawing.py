@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 from trainkit.errors import ConfigError
-from trainkit.plugins.dashboard.plots import style
+from trainkit.plugins.plots import style
 from trainkit.tune.core.checks import is_finite, load
 
 if TYPE_CHECKING:

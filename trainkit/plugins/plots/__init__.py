@@ -1,7 +1,7 @@
 """Plots of an experiment with matplotlib, which is imported for the first plot.
 
 Figures are made without pyplot, so that no global state changes, no window opens, and no display is needed.
-The package `charts` computes the charts, as for the dashboard, and this package draws the charts.
+The module `kinds` computes the charts, as for the dashboard, and the module `drawing` draws the charts.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError, MetricError, did_you_mean
-from trainkit.plugins.dashboard.charts import KINDS, UNJUDGED
-from trainkit.plugins.dashboard.charts.source import Options, Source
-from trainkit.plugins.dashboard.experiments.rungs import CAME, JUDGED
-from trainkit.plugins.dashboard.plots import drawing, style
+from trainkit.plugins.plots import drawing, style
+from trainkit.plugins.plots.kinds import KINDS, UNJUDGED
+from trainkit.plugins.plots.rungs import CAME, JUDGED
+from trainkit.plugins.plots.source import Options, Source
 from trainkit.tune.core.checks import is_finite, load, require_one_of, require_whole
 from trainkit.tune.core.metrics import lookup
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from trainkit.plugins.dashboard.charts.figures import (
+from trainkit.plugins.plots.figures import (
     BEST,
     OTHERS,
     Figure,

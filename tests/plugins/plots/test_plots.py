@@ -12,8 +12,8 @@ from tests.conftest import run_python, session_fixture
 from tests.tune.schedulers.pbt.test_pbt_runs import Toy, pbt
 from trainkit import tune
 from trainkit.errors import ConfigError, MetricError
-from trainkit.plugins.dashboard.charts import KINDS
-from trainkit.plugins.dashboard.charts.figures import BEST, limit
+from trainkit.plugins.plots.figures import BEST, limit
+from trainkit.plugins.plots.kinds import KINDS
 from trainkit.tune.core.lineage import Exchange, ages
 from trainkit.tune.results.result_grid import ResultGrid
 from trainkit.tune.schedulers import ASHAScheduler
