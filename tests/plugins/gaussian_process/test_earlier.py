@@ -15,6 +15,7 @@ from trainkit import tune
 from trainkit.errors import ConfigError, ExperimentNotFoundError
 from trainkit.plugins.gaussian_process.earlier import FIRST
 from trainkit.plugins.gaussian_process.sources import plain_sources
+from trainkit.tune.schedulers import Decision, Verdict
 from trainkit.tune.search import ConcurrencyLimiter, GaussianProcessSearch
 from trainkit.tune.space.search_space import Space
 
@@ -289,6 +290,29 @@ def test_a_misleading_source_is_given_up():
         frame = drawn(40, seed, lambda config: -shifted(1.65)(config), BOWL)
         configs = searched(16, frame, seed, shifted(1.65), BOWL)
         assert best_of(configs, shifted(1.65)) < 0.1
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["complete", "stopped"])
+def test_a_source_that_says_nothing_changes_nothing(stopped):
+    found = []
+    for source in (None, [{"x": x, "y": 0.0, "loss": 1.0} for x in (-1, 0, 1)]):
+        searcher = GaussianProcessSearch()
+        searcher.learn_from(source, None, "loss", "min")
+        searcher.begin(Space.of(BOWL), metric="loss", mode="min", num_samples=99, seed=0)
+        rng = np.random.default_rng(0)
+        for number in range(20):
+            config = {"x": rng.uniform(-3, 3), "y": rng.uniform(-3, 3)}
+            searcher.replay(f"t{number}", config)
+            # The losses fall at different speeds, so early losses have a different order than final losses.
+            for step in range(1, 2 if stopped and number % 2 else 10):
+                late = (2 + config["x"]) * (9 - step)
+                result = {"loss": shifted(1)(config) + late, "training_iteration": step}
+                searcher.on_trial_result(f"t{number}", result)
+            if stopped and number % 2:
+                searcher.on_trial_decision(f"t{number}", result, Decision(Verdict.STOP, {"rule": "rung"}))
+            searcher.on_trial_complete(f"t{number}", result)
+        found.append(searcher.suggest("next"))
+    assert found[0] == pytest.approx(found[1])
 
 
 def test_the_portfolio_is_diverse():

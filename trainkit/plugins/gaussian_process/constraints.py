@@ -13,14 +13,7 @@ from typing import Any
 import numpy as np
 
 from trainkit.plugins.gaussian_process.encoding import Encoding, Floats
-from trainkit.plugins.gaussian_process.model import (
-    IN_FIT,
-    IN_MODEL,
-    SMOOTH,
-    GaussianProcess,
-    fitted_kernel,
-    representatives,
-)
+from trainkit.plugins.gaussian_process.model import SMOOTH, GaussianProcess, fitted
 from trainkit.tune.core.constraints import Constraint
 from trainkit.tune.core.metrics import number_of
 
@@ -100,12 +93,8 @@ def _process_of(encoding: Encoding, rows: Floats, excesses: Floats) -> tuple[Gau
     # The inverse hyperbolic sine keeps 0 and the signs, and is the logarithm of large excesses.
     values = np.arcsinh(excesses / (np.median(np.abs(excesses)) or 1.0))
     centre, scale = values.mean(), values.std() or 1.0
-    scaled, listed = (values - centre) / scale, encoding.categories > 0
-    from_limit = np.abs(values)
-    chosen = representatives(rows, from_limit, listed, IN_FIT)
-    kernel = fitted_kernel(encoding, rows[chosen], scaled[chosen], SMOOTH)
-    chosen = representatives(rows, from_limit, listed, IN_MODEL)
-    return GaussianProcess(kernel, rows[chosen], scaled[chosen]), float(-centre / scale)
+    model = fitted(encoding, rows, np.abs(values), (values - centre) / scale, prior=SMOOTH)
+    return GaussianProcess(*model), float(-centre / scale)
 
 
 def _log_distribution(steps: Floats) -> Floats:

@@ -19,22 +19,22 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainkit.plugins.gaussian_process.curves import EarlyReports
 from trainkit.plugins.gaussian_process.encoding import Encoding, Flags, Floats, ListCode
 from trainkit.plugins.gaussian_process.model import (
-    IN_FIT,
-    IN_MODEL,
     JITTER,
     SMOOTH,
+    Expert,
     GaussianProcess,
     Kernel,
     filled,
-    fitted_kernel,
-    representatives,
+    fitted,
     standardized,
+    with_early,
 )
 from trainkit.tune.core.checks import is_number
 from trainkit.tune.core.seeds import initial_generator
@@ -66,22 +66,6 @@ BELIEF = 1.0
 """Weight of the belief that a source is similar, against the differences that the results show."""
 
 
-class Expert(Protocol):
-    """Expectation of the loss before the first result, as a normal score.
-
-    Attributes:
-        best: rows with the smallest expected losses, the best first.
-    """
-
-    best: Floats
-
-    def mean(self, rows: Floats) -> Floats:
-        """Return the expected score of each of `rows`."""
-
-    def slopes(self, rows: Floats) -> Floats:
-        """Return the derivatives of the expected scores by each column, shape (m, d)."""
-
-
 class Source:
     """Process of an earlier experiment, over the columns that the experiment shares with the space.
 
@@ -99,12 +83,9 @@ class Source:
         losses = filled([math.nan if value is None else sign * value for value in values])
         scores = _normal_scores(losses)
         self.best = rows[np.argsort(scores, kind="stable")]
-        listed = encoding.categories > 0
-        chosen = representatives(rows, scores, listed, IN_FIT)
-        kernel = fitted_kernel(encoding, rows[chosen], scores[chosen], SMOOTH)
+        kernel, chosen, targets, _ = fitted(encoding, rows, scores, scores, prior=SMOOTH)
         kernel = replace(kernel, weights=np.where(shared, kernel.weights, 0.0))
-        chosen = representatives(rows, scores, listed, IN_MODEL)
-        self._process = GaussianProcess(kernel, rows[chosen], scores[chosen])
+        self._process = GaussianProcess(kernel, chosen, targets)
 
     def mean(self, rows: Floats) -> Floats:
         return self._process.mean(rows)
@@ -201,27 +182,29 @@ class Earlier:
         scores = _normal_scores(filled(losses))
         return np.array([_agreement(each, scores) for each in expected])
 
-    def process(self, rows: Floats, losses: Sequence[float]) -> GaussianProcess:
+    def process(
+        self, rows: Floats, losses: Sequence[float], early: EarlyReports | None = None
+    ) -> GaussianProcess:
         """Return the process of the results of a search, with the experts' expectation as mean function.
 
         Args:
             rows: the trials in the order of their suggestions, shape (n, d).
             losses: their losses; NaN for a trial without a result. At least one is finite.
+            early: reports of trials before the end of the training; None: all trials are complete.
         """
-        scaled, listed = standardized(filled(losses)), self._encoding.categories > 0
-        expected = self._expected(rows)
-        trusts = self._trusts(expected, losses)
+        scores, number = _normal_scores(filled(losses)), len(losses)
+        rows, losses, missing = with_early(rows, losses, early)
+        scaled, expected = standardized(filled(losses)), self._expected(rows)
+        # The experts are judged by one result for each trial; early reports precede the results.
+        ends = expected[:, -number:]
+        trusts = self._trusts(ends, losses[-number:])
         weights = trusts / max(trusts.sum(), 1e-9)
-        mixed = weights @ expected
-        weights = weights * _agreement(mixed, _normal_scores(filled(losses))) * _slope(mixed, scaled)
+        mixed = weights @ ends
+        weights = weights * _agreement(mixed, scores) * _slope(mixed, scaled[-number:])
         residuals = scaled - weights @ expected
-        center = residuals.mean()
-        residuals = residuals - center
-        chosen = representatives(rows, scaled, listed, IN_FIT)
-        kernel = fitted_kernel(self._encoding, rows[chosen], residuals[chosen])
-        chosen = representatives(rows, scaled, listed, IN_MODEL)
+        model = fitted(self._encoding, rows, scaled, residuals - residuals.mean(), missing)
         parts = [(w, each) for w, each in zip(weights.tolist(), self._experts, strict=True) if w > 0]
-        return _Informed(kernel, rows[chosen], residuals[chosen], parts)
+        return GaussianProcess(*model, parts)
 
 
 def _agreement(expected: Floats, scores: Floats) -> float:
@@ -235,36 +218,3 @@ def _agreement(expected: Floats, scores: Floats) -> float:
 def _slope(expected: Floats, losses: Floats) -> float:
     off = expected - expected.mean()
     return max(0.0, float((off @ (losses - losses.mean()) + BELIEF) / (off @ off + BELIEF)))
-
-
-class _Informed(GaussianProcess):
-    """Gaussian process with a mean function, which is a weighted sum of experts' expectations."""
-
-    def __init__(
-        self, kernel: Kernel, rows: Floats, losses: Floats, parts: Sequence[tuple[float, Expert]]
-    ) -> None:
-        super().__init__(kernel, rows, losses)
-        self._parts = parts
-
-    def _prior(self, rows: Floats) -> Floats:
-        found: Floats = sum((w * each.mean(rows) for w, each in self._parts), np.zeros(len(rows)))
-        return found
-
-    def predict(self, rows: Floats) -> tuple[Floats, Floats]:
-        mean, deviation = super().predict(rows)
-        return mean + self._prior(rows), deviation
-
-    def mean(self, rows: Floats) -> Floats:
-        return super().mean(rows) + self._prior(rows)
-
-    def gradients(self, rows: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-        mean, deviation, by_mean, by_deviation = super().gradients(rows)
-        for weight, each in self._parts:
-            by_mean = by_mean + weight * each.slopes(rows)
-        return mean + self._prior(rows), deviation, by_mean, by_deviation
-
-    def with_expected(self, rows: Floats) -> GaussianProcess:
-        if not len(rows):
-            return self
-        losses = np.concatenate([self._losses, super().mean(rows)])
-        return _Informed(self.kernel, np.concatenate([self.rows, rows]), losses, self._parts)

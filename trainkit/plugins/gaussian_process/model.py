@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -188,23 +188,49 @@ def fitted_kernel(
     return posterior.kernel(logs)
 
 
+class Expert(Protocol):
+    """Expectation of the loss before the first result, as a normal score.
+
+    Attributes:
+        best: rows with the smallest expected losses, the best first.
+    """
+
+    best: Floats
+
+    def mean(self, rows: Floats) -> Floats:
+        """Return the expected score of each of `rows`."""
+
+    def slopes(self, rows: Floats) -> Floats:
+        """Return the derivatives of the expected scores by each column, shape (m, d)."""
+
+
 class GaussianProcess:
     """Gaussian process, conditioned on results.
 
     Args:
         kernel: the kernel.
         rows: rows with results, shape (n, d).
-        losses: losses of the rows, shape (n,); far from all rows, the process expects 0.
+        losses: losses of the rows, shape (n,), without the experts' expectation; far from all rows, the
+            process expects 0.
         missing: binary logarithm of the missing share of the training of each row, as in `EarlyReports`;
             None: all trials are complete.
+        experts: weights and experts; the sum of their expectations is the mean function.
 
     Attributes:
         kernel: the kernel.
         rows: the rows with results; with `missing`, without repetitions.
     """
 
-    def __init__(self, kernel: Kernel, rows: Floats, losses: Floats, missing: Floats | None = None) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        rows: Floats,
+        losses: Floats,
+        missing: Floats | None = None,
+        experts: Sequence[tuple[float, Expert]] = (),
+    ) -> None:
         self.kernel, self._results, self._losses, self._missing = kernel, rows, losses, missing
+        self._experts = experts
         self.rows = rows if missing is None else np.unique(rows, axis=0)
         self._inputs = rows if missing is None else np.column_stack([rows, missing])
         matrix = kernel(self._inputs, self._inputs)
@@ -217,12 +243,15 @@ class GaussianProcess:
         covariance = self.kernel(rows, self._inputs)
         scaled = covariance @ self._root.T
         variance = self.kernel.variance - (scaled * scaled).sum(axis=1)
-        return covariance @ self._weighted, np.sqrt(np.maximum(variance, 1e-10))
+        return covariance @ self._weighted + self._prior(rows), np.sqrt(np.maximum(variance, 1e-10))
 
     def mean(self, rows: Floats) -> Floats:
         """Return the mean of the loss, for each of `rows`."""
-        found: Floats = self.kernel(rows, self._inputs) @ self._weighted
+        found: Floats = self.kernel(rows, self._inputs) @ self._weighted + self._prior(rows)
         return found
+
+    def _prior(self, rows: Floats) -> Floats:
+        return sum((weight * each.mean(rows) for weight, each in self._experts), np.zeros(len(rows)))
 
     def gradients(self, rows: Floats) -> tuple[Floats, Floats, Floats, Floats]:
         """Return mean and deviation for each of `rows`, and their derivatives by each column, shape (m, d).
@@ -239,9 +268,10 @@ class GaussianProcess:
             found: Floats = (factors @ self._results - factors.sum(axis=1)[:, None] * rows) * weights
             return found
 
-        by_mean = derivative(slope * self._weighted)
+        slopes = (weight * each.slopes(rows) for weight, each in self._experts)
+        by_mean = sum(slopes, derivative(slope * self._weighted))
         by_deviation = -derivative(slope * (scaled @ self._root)) / deviation[:, None]
-        return covariance @ self._weighted, deviation, by_mean, by_deviation
+        return covariance @ self._weighted + self._prior(rows), deviation, by_mean, by_deviation
 
     def with_expected(self, rows: Floats) -> GaussianProcess:
         """Return this process with an additional result for each of `rows`: the result that the process
@@ -249,9 +279,10 @@ class GaussianProcess:
         """
         if not len(rows):
             return self
-        losses = np.concatenate([self._losses, self.mean(rows)])
+        losses = np.concatenate([self._losses, self.mean(rows) - self._prior(rows)])
         missing = None if self._missing is None else np.append(self._missing, np.zeros(len(rows)))
-        return GaussianProcess(self.kernel, np.concatenate([self._results, rows]), losses, missing)
+        results = np.concatenate([self._results, rows])
+        return GaussianProcess(self.kernel, results, losses, missing, self._experts)
 
 
 # --- from results to a process --------------------------------------------------------------------
@@ -268,16 +299,46 @@ def process_of(
         losses: losses of the trials; NaN for a trial without a result. At least one is finite.
         early: reports of trials before the end of the training; None: all trials are complete.
     """
-    missing: Floats | None = None
-    if early is not None:
-        rows, losses = np.concatenate([rows[early.trials], rows]), [*early.losses, *losses]
-        missing = np.array([*early.missing, *early.missing_at_end])
-    scaled, listed = standardized(filled(losses)), encoding.categories > 0
-    chosen = representatives(rows, scaled, listed, IN_FIT)
+    rows, losses, missing = with_early(rows, losses, early)
+    scaled = standardized(filled(losses))
+    return GaussianProcess(*fitted(encoding, rows, scaled, scaled, missing))
+
+
+def with_early(
+    rows: Floats, losses: Sequence[float], early: EarlyReports | None
+) -> tuple[Floats, Sequence[float], Floats | None]:
+    """Return rows and losses after the early reports, and the distance of each from the end."""
+    if early is None:
+        return rows, losses, None
+    missing = np.array([*early.missing, *early.missing_at_end])
+    return np.concatenate([rows[early.trials], rows]), [*early.losses, *losses], missing
+
+
+def fitted(
+    encoding: Encoding,
+    rows: Floats,
+    merits: Floats,
+    targets: Floats,
+    missing: Floats | None = None,
+    prior: Prior | None = None,
+) -> tuple[Kernel, Floats, Floats, Floats | None]:
+    """Return the arguments of a process: a fitted kernel, and the rows, targets and missing shares of the
+    selected trials.
+
+    Args:
+        encoding: encoding of the rows.
+        rows: shape (n, d).
+        merits: values by which trials are selected, the smallest first.
+        targets: values that the process predicts.
+        missing: distance of each result from the end; None: all trials are complete.
+        prior: priors of the kernel's parameters; None: the defaults.
+    """
+    listed = encoding.categories > 0
+    chosen = representatives(rows, merits, listed, IN_FIT)
     inputs = rows if missing is None else np.column_stack([rows, missing])
-    kernel = fitted_kernel(encoding, inputs[chosen], scaled[chosen])
-    chosen = representatives(rows, scaled, listed, IN_MODEL)
-    return GaussianProcess(kernel, rows[chosen], scaled[chosen], None if missing is None else missing[chosen])
+    kernel = fitted_kernel(encoding, inputs[chosen], targets[chosen], prior)
+    chosen = representatives(rows, merits, listed, IN_MODEL)
+    return kernel, rows[chosen], targets[chosen], None if missing is None else missing[chosen]
 
 
 def filled(losses: Sequence[float]) -> Floats:

@@ -13,10 +13,10 @@ import numpy as np
 from trainkit.plugins.gaussian_process.acquisition import proposals
 from trainkit.plugins.gaussian_process.constraints import Feasibility, excesses_of
 from trainkit.plugins.gaussian_process.curves import Curves
-from trainkit.plugins.gaussian_process.earlier import Earlier, Expert, Source
+from trainkit.plugins.gaussian_process.earlier import Earlier, Source
 from trainkit.plugins.gaussian_process.encoding import Encoding, Floats, encoding_of
 from trainkit.plugins.gaussian_process.initial import initial_row, is_initial, random_rows
-from trainkit.plugins.gaussian_process.model import process_of, thinned
+from trainkit.plugins.gaussian_process.model import Expert, process_of, thinned
 from trainkit.plugins.gaussian_process.priors import Belief, checked_priors
 from trainkit.plugins.gaussian_process.sources import plain_sources, sources_with
 from trainkit.plugins.gaussian_process.threads import one_thread
@@ -174,10 +174,11 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
     ) -> Floats:
         running = np.array(self._running()[-RUNNING:]).reshape(-1, len(self.form))
         with one_thread():
+            early = self._curves.early_reports(lasts)
             if self._earlier is None:
-                process = process_of(self.form, rows, losses, self._curves.early_reports(lasts))
+                process = process_of(self.form, rows, losses, early)
             else:
-                process = self._earlier.process(rows, losses)
+                process = self._earlier.process(rows, losses, early)
             process = process.with_expected(running)
             if not self.constraints:
                 return proposals(process, self.form, rng, tried=self._tried())
