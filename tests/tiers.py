@@ -146,7 +146,7 @@ OTHERS = {
         train/torch/test_ray_scripts.py
         tune/experiment/test_kills.py
         plugins/integrations/test_mlflow.py
-        tune/test_old_scripts.py tune/test_ray_tuner.py plugins/searchers/test_external_searchers.py
+        tune/test_ray_tuner.py plugins/searchers/test_external_searchers.py
         tune/search/test_search_benchmarks.py tune/test_speed.py plugins/integrations/test_wandb.py
         plugins/integrations/test_keras.py
     """,

@@ -63,13 +63,6 @@ def test_portions_are_trainings_that_go_on(estimator: Any) -> None:
     assert _trees(ours) == 8 * 3  # one for each class
 
 
-# row 1.38
-@pytest.mark.parametrize("estimator", [XGBOOST, LIGHTGBM], ids=["xgboost", "lightgbm"])
-def test_without_chance_portions_come_to_one_training(estimator: Any) -> None:
-    at_once = clone(estimator).set_params(n_estimators=8).fit(X, Y)
-    assert np.array_equal(trained(estimator, 2, 3).predict_proba(X), at_once.predict_proba(X))
-
-
 def test_a_number_of_trees_that_is_not_given_is_the_boosters_own() -> None:
     assert _trees(trained(xgboost.XGBRegressor(max_depth=1, n_jobs=1), 1, 50)) == 2  # of a hundred
 

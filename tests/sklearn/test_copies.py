@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.cluster import KMeans
-from sklearn.exceptions import FitFailedWarning
 from sklearn.linear_model import SGDClassifier
 from sklearn.model_selection import GridSearchCV, KFold, StratifiedKFold, TimeSeriesSplit
 from threadpoolctl import threadpool_limits
@@ -25,7 +24,7 @@ from threadpoolctl import threadpool_limits
 from tests.conftest import eventually, session_processes
 from tests.runtime.local.programs import Programs
 from tests.sklearn.copy_files import copy_files
-from tests.sklearn.scripted_estimator import ScriptedEstimator, data, done
+from tests.sklearn.scripted_estimator import done
 from tests.sklearn.test_search_resume import SEARCH, begin_and_wait
 from trainkit.runtime.local.system import process
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV, shared_memory
@@ -256,22 +255,6 @@ class TestShared:
         TuneGridSearchCV(Mapped(), grid, cv=3, n_jobs=2, refit=False).fit(X, y)
         assert not copy_files()
         assert eventually(lambda: not [found for pid in session_processes() for found in copy_files(pid)])
-
-
-@pytest.mark.usefixtures("runtime")
-class TestFaults:
-    def test_a_candidate_that_kills_its_process_has_failed(self) -> None:
-        X, y = data(LARGE)
-        search = TuneGridSearchCV(
-            ScriptedEstimator(), {"how": ["fine", "kill", "fine", "fine"]}, cv=3, n_jobs=2, error_score=np.nan
-        )
-        with (
-            pytest.warns(FitFailedWarning, match=r"(?s)3 fits failed out of a total of 12.*SIGKILL"),
-            pytest.warns(UserWarning, match="non-finite"),
-        ):
-            search.fit(X, y)
-        assert np.isnan(search.cv_results_["mean_test_score"]).tolist() == [False, True, False, False]
-        assert not copy_files()
 
 
 @pytest.mark.external

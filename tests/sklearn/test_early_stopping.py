@@ -14,8 +14,8 @@ from sklearn.ensemble import (
     RandomForestClassifier,
 )
 from sklearn.exceptions import FitFailedWarning
-from sklearn.linear_model import LogisticRegression, SGDClassifier
-from sklearn.metrics import accuracy_score, make_scorer
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import accuracy_score
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -24,7 +24,7 @@ from sklearn.svm import SVC
 from tests.sklearn.by_hand import FOLDS, SGD, X, Y, by_hand, scores_by_hand, split_scores
 from tests.sklearn.scripted_estimator import EndsAfter
 from trainkit.sklearn import TuneGridSearchCV
-from trainkit.tune.schedulers import ASHAScheduler, MedianStoppingRule
+from trainkit.tune.schedulers import ASHAScheduler
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -82,35 +82,6 @@ def test_reports_come_where_something_is_decided_unless_somebody_watches() -> No
     assert reports(True) == [1, 4, 6]
     assert reports(True, stopper=EndsAfter(math.inf)) == [1, 2, 3, 4, 5, 6]
     assert reports("ASHAScheduler") == [1, 2, 3, 4, 5, 6]
-
-
-# row 1.38
-def test_the_best_may_be_one_that_was_stopped() -> None:
-    class Last(MedianStoppingRule):
-        """Stops all at their second report."""
-
-        def decide(self, trial_id: str, time: float | None, score: float | None) -> Any:
-            from trainkit.tune.schedulers.base import CONTINUE, Decision, Verdict
-
-            return Decision(Verdict.STOP) if time is not None and time >= 2 else CONTINUE
-
-    scheduler = Last(time_attr="training_iteration", grace_period=1)
-    search = TuneGridSearchCV(SGD, {"alpha": [1e-3]}, early_stopping=scheduler, max_iters=9, cv=FOLDS).fit(
-        X, Y
-    )
-    assert list(search.cv_results_["training_iteration"]) == [2]
-    refitted = by_hand(clone(SGD).set_params(alpha=1e-3), 2, 9, X, Y)
-    assert np.array_equal(search.best_estimator_.coef_, refitted.coef_)
-    assert search.best_estimator_.t_ == 2 * len(Y) + 1
-
-
-# row 1.38
-def test_an_ensemble_that_was_stopped_says_how_many_it_has() -> None:
-    forest = RandomForestClassifier(n_estimators=30, random_state=0)
-    search = TuneGridSearchCV(forest, {"max_depth": [4]}, early_stopping="fifo", max_iters=3, cv=2)
-    search.fit(X, Y)
-    assert search.best_estimator_.get_params() == {**forest.get_params(), "max_depth": 4}
-    assert np.array_equal(search.predict_proba(X), search.best_estimator_.fit(X, Y).predict_proba(X))
 
 
 # row 1.37
@@ -195,21 +166,3 @@ def test_the_search_itself_is_left_as_it_was() -> None:
     assert clone(search).get_params()["max_iters"] == 4
     again = search.fit(X, Y).cv_results_
     assert np.array_equal(first["mean_test_score"], again["mean_test_score"])
-
-
-@pytest.mark.slow
-def test_a_scorer_that_needs_probabilities_is_given_them() -> None:
-    scorer = make_scorer(accuracy_score)
-    for scoring in ("neg_log_loss", scorer):
-        search = TuneGridSearchCV(
-            make_pipeline(StandardScaler(), SGDClassifier(loss="log_loss", random_state=0)),
-            {"sgdclassifier__alpha": [1e-2]},
-            early_stopping=True,
-            max_iters=2,
-            cv=2,
-            scoring=scoring,
-        ).fit(X, Y)
-        train, test = next(StratifiedKFold(2).split(X, Y))
-        itself = by_hand(search.best_estimator_, 2, 2, X[train], Y[train])
-        expected = search.scorer_(itself, X[test], Y[test])
-        assert search.cv_results_["split0_test_score"][0] == expected

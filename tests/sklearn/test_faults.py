@@ -50,12 +50,6 @@ class TestOneCandidate:
             np.testing.assert_array_equal(found.cv_results_[key], theirs.cv_results_[key])
         assert found.best_params_ == theirs.best_params_ == {"how": "fine"}
 
-    def test_that_raises_ends_the_fit_as_itself(self) -> None:
-        with pytest.raises(ValueError, match="number 0 will not do") as caught:
-            search(["fine", "raise"], error_score="raise").fit(X, Y)
-        assert type(caught.value) is ValueError
-        assert "in fit" in str(caught.value.__cause__)  # the traceback over there
-
     @pytest.mark.parametrize("return_train_score", [False, True])
     def test_that_kills_its_process_has_failed(self, return_train_score: bool) -> None:
         killing = search(["kill", "fine"], error_score=np.nan, return_train_score=return_train_score)

@@ -51,16 +51,6 @@ def test_it_is_a_step_of_a_pipeline_and_an_estimator_of_cross_validation() -> No
 # --- what the best estimator does -----------------------------------------------------------------
 
 
-def test_methods_are_those_of_the_best_estimator() -> None:
-    search = TuneGridSearchCV(PCA(), {"n_components": [1, 2]}, cv=3).fit(X)
-    there = search.transform(X)
-    np.testing.assert_allclose(
-        search.inverse_transform(there), search.best_estimator_.inverse_transform(there)
-    )
-    np.testing.assert_array_equal(search.score_samples(X), search.best_estimator_.score_samples(X))
-    assert not hasattr(search, "predict")
-
-
 def test_the_best_estimator_is_trained_further_by_partial_fit() -> None:
     search = TuneGridSearchCV(MiniBatchKMeans(2, n_init=1, random_state=0), {"n_clusters": [2, 3]}, cv=2)
     assert not hasattr(search, "partial_fit")  # before there is a best one

@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from tests.train.operators import Digits, cpu_trainer, digits, gang_losses, make_parts, plain_losses
-from tests.train.raysgd_cifar import train_cifar
 from trainkit.errors import ConfigError
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
 from trainkit.train.keys import NUM_STEPS
@@ -282,13 +281,3 @@ def test_timers_by_themselves() -> None:
         6,
         3,
     )
-
-
-# -- whole scripts -----------------------------------------------------------------------------
-
-
-def test_row_1_40_a_script_runs_with_its_imports_changed(runtime: None) -> None:
-    stats, validation, rates = train_cifar(test_mode=True, num_workers=2, num_epochs=2)
-    assert (stats["num_samples"], validation["num_samples"]) == (64, 63)
-    assert {"train_loss", "last_train_loss", "epoch", "batch_count"} <= set(stats)
-    assert rates == pytest.approx([0.01, 0.01])

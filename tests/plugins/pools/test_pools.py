@@ -101,17 +101,6 @@ def test_more_than_there_are_cpus_share_them(tmp_path: Path) -> None:
         futures.wait(waiting)
 
 
-def test_an_initializer_runs_once_in_each_worker(tmp_path: Path) -> None:
-    def note() -> None:
-        (tmp_path / f"{os.getpid()}").open("a").write("x")
-
-    with Executor(2, initializer=note) as executor:
-        pids = set(executor.map(lambda _: os.getpid(), range(50)))
-    notes = {int(path.name): path.read_text() for path in tmp_path.iterdir()}
-    assert pids <= set(notes)
-    assert set(notes.values()) == {"x"}
-
-
 def unlicensed(folder):
     (folder / str(os.getpid())).open("a").write("x")
     wait_for(folder / "go")
@@ -270,20 +259,6 @@ def test_an_executor_on_the_inline_engine(tmp_path: Path) -> None:
     assert done.stdout.split("\n")[:2] == ["[1, 2]", "[3] [4]"]
 
 
-def test_shutdown_takes_no_more_and_cancels_if_asked(tmp_path: Path) -> None:
-    executor = Executor(1)
-    running = executor.submit(wait_for, tmp_path / "go", 1)
-    waiting = executor.submit(double, 1)
-    executor.shutdown(wait=False, cancel_futures=True)
-    with pytest.raises(RuntimeError, match="after shutdown"):
-        executor.submit(double, 1)
-    assert futures.wait([waiting], timeout=60).done
-    assert waiting.cancelled()
-    (tmp_path / "go").touch()
-    executor.shutdown()
-    assert running.result() == 1
-
-
 def test_a_program_ends_when_its_calls_have(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(
@@ -324,16 +299,6 @@ def test_wrong_arguments_are_refused(arguments: dict[str, object], said: str) ->
 
 
 # --- multiprocessing --------------------------------------------------------------------------
-
-
-def test_a_pool_has_the_verbs_of_multiprocessing() -> None:
-    with Pool(2) as pool:
-        assert pool.apply(pow, (2, 3)) == 8
-        assert pool.map(double, range(100)) == [2 * x for x in range(100)]
-        assert pool.starmap(pow, [(2, 3), (3, 2)]) == [8, 9]
-        assert list(pool.imap(double, range(10), chunksize=3)) == [2 * x for x in range(10)]
-        assert sorted(pool.imap_unordered(double, range(10))) == [2 * x for x in range(10)]
-        assert pool.map(double, []) == []
 
 
 def test_rays_names_have_rays_arguments() -> None:

@@ -33,16 +33,6 @@ def named(name: str, **options: Any) -> Any:
     return trainkit.remote(Victim).options(name=name, **options)
 
 
-def test_a_taken_name_is_refused_at_once() -> None:
-    holder = named("taken").remote()
-    pid = trainkit.get(holder.pid.remote())
-    # The process may answer before the node has heard of its number.
-    assert eventually(lambda: pid in [actor["pid"] for actor in trainkit.list_actors()])
-    with pytest.raises(ConfigError, match=rf"'taken' is taken in the namespace 'default' by .*pid {pid}"):
-        named("taken").remote()
-    assert trainkit.get(holder.same.remote(1)) == 1
-
-
 def test_an_unknown_name_is_told_with_its_nearest() -> None:
     kept = named("evaluator").remote()
     with pytest.raises(ConfigError, match=r"no actor named 'evalutor'.*'default'.*this session.*'evaluator'"):

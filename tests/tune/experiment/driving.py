@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -161,10 +160,9 @@ def drive(request: dict[str, Any]) -> int:
     folder = Path(request["folder"])
     os.environ["ACKNOWLEDGED"] = str(folder / "acknowledged")
     (folder / "acknowledged").mkdir(exist_ok=True)
-    trainkit.init(engine=request["engine"], num_cpus=2)
+    trainkit.init(engine="inline", num_cpus=2)
     counter = CallCounter(request.get("kill_at"), request.get("files", ()))
-    if request["engine"] == "inline":
-        sys.setprofile(counter)
+    sys.setprofile(counter)
     try:
         tuner(folder, request["kind"], request["scheduler"], request["seed"]).fit()
     finally:
@@ -191,9 +189,6 @@ def serve() -> None:
                 sys.stderr.flush()
                 os._exit(code)
         os.close(write)
-        if request.get("kill_after") is not None:
-            time.sleep(request["kill_after"])
-            os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         with open(read, "rb") as pipe:
             calls = pipe.read(20) if os.waitstatus_to_exitcode(status) == 0 else b""
@@ -216,7 +211,6 @@ class Garage:
     def drive(self, folder: Path, kind: str, scheduler: str, seed: int, **how: Any) -> dict[str, int]:
         """Run an experiment, or go on with it, in a process of its own; return its exit code and calls."""
         request = {"folder": str(folder), "kind": kind, "scheduler": scheduler, "seed": seed, **how}
-        request.setdefault("engine", "inline")
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         answer: dict[str, int] = json.loads(self._process.stdout.readline())

@@ -1,7 +1,7 @@
 """A driver that is killed at any moment loses nothing, and its experiment ends as if nothing had happened.
 
-Where the inline engine runs trials in the driver, it is killed at its n-th call of any function, Python's or
-C's, so the same moments come in every run; where it has processes, at random times.
+The inline engine runs trials in the driver, which is killed at its n-th call of any function, Python's or
+C's, so the same moments come in every run. `benchmarks.kills` kills drivers whose trials are processes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.tune.experiment.driving import SAMPLES, Garage, loss_of, outcome
 KINDS = ["function", "class"]
 SCHEDULERS = ["fifo", "asha", "hyperband"]
 KILLS = 10
-"""In one experiment; with 18 of them, 180 moments, and those at random times besides."""
+"""In one experiment; with 18 of them, 180 moments."""
 
 
 @pytest.fixture(scope="module")
@@ -100,20 +100,6 @@ def test_killed_at_any_call_it_ends_as_if_undisturbed(garage, undisturbed, tmp_p
         assert promises >= kept
         kept = promises
     assert garage.drive(tmp_path, kind, scheduler, seed)["code"] == 0
-    check_promises(tmp_path)
-    check_end(tmp_path, expected)
-
-
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_killed_at_any_time_it_ends_as_if_undisturbed(garage, undisturbed, tmp_path, kind, scheduler):
-    """The same with trials in processes of their own, and at times that no run repeats."""
-    expected, _ = undisturbed(kind, scheduler, 0)
-    rng = random.Random(f"{kind} {scheduler}")
-    for _ in range(4):
-        garage.drive(tmp_path, kind, scheduler, 0, engine="local", kill_after=rng.uniform(0.02, 0.25))
-        check_promises(tmp_path)
-    assert garage.drive(tmp_path, kind, scheduler, 0, engine="local")["code"] == 0
     check_promises(tmp_path)
     check_end(tmp_path, expected)
 

@@ -143,14 +143,6 @@ def test_a_damaged_text_is_not_read(read, text):
         read(text)
 
 
-def test_nan_and_infinities_are_stored_as_text():
-    text = encode({"a": math.nan, "b": [math.inf, {"c": -math.inf}]})
-    assert json.loads(text) == {"a": "NaN", "b": ["Infinity", {"c": "-Infinity"}]}
-    back = decode(text)
-    assert math.isnan(back["a"])
-    assert back["b"] == [math.inf, {"c": -math.inf}]
-
-
 @pytest.mark.parametrize(
     ("value", "words"),
     [
