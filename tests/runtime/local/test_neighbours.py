@@ -94,7 +94,7 @@ def test_visitors_that_may_not_come_in_do_no_harm(
         (folder / "node.sock").chmod(0o777)
         knock = (
             "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX); "
-            "s.settimeout(10); s.connect('node.sock'); print(s.recv(1))"
+            "s.settimeout(60); s.connect('node.sock'); print(s.recv(1))"
         )
         done = run_python("-c", knock, cwd=folder)
         assert done.stdout == "b''\n", done.stderr

@@ -212,7 +212,8 @@ def test_sigterm_saves_the_step_and_any_number_of_workers_continues(
     first = programs.begin(PROGRAM, "2", "new", loop)
     assert eventually((programs.folder / "runs").exists, 300)
     first.send_signal(signal.SIGTERM)
-    time.sleep(1)  # the program has received the signal, and waits for the step
+    assert eventually(lambda: not programs.is_pending(first.pid, signal.SIGTERM))
+    time.sleep(1)  # the program asks the workers to stop after their step
     (programs.folder / "signalled").touch()
     _, err = first.communicate(timeout=300)
     assert first.returncode == 143, err
