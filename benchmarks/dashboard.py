@@ -211,6 +211,7 @@ DRAWN = """route => {
   location.hash = route;
   return whenShown(() => document.querySelector("[data-kind=curves][data-state=drawn]"), since);
 }"""
+COMPARED = """whenShown(() => document.querySelector("[aria-label='Compared runs'] tbody tr"), 0)"""
 ALL_DRAWN = """() => {
   const charts = [...document.querySelectorAll(".chart")];
   return charts.length > 0 && charts.every((each) => each.dataset.state === "drawn");
@@ -246,6 +247,21 @@ class Painter:
         with self._page(server, f"{route}history") as page:
             page.wait_for_selector("[data-kind=history][data-state=drawn]")
             return float(page.evaluate(DRAWN, f"{route}curves&most={CURVES}")) / 1000
+
+    def compared(self, server: Server, name: str) -> tuple[float, float]:
+        """Return the seconds from the navigation to the runs compared, and of the slowest step of a brush."""
+        with self._page(server, f"/experiments/{name}/compare") as page:
+            first = float(page.evaluate(COMPARED)) / 1000
+            box = page.locator(".axes canvas").last.bounding_box()
+            steps = []
+            page.mouse.move(box["x"] + box["width"] - 60, box["y"] + box["height"] - 20)
+            page.mouse.down()
+            for step in range(1, 21):
+                page.mouse.move(box["x"] + box["width"] - 60, box["y"] + box["height"] - 20 - 10 * step)
+                page.wait_for_timeout(50)
+                steps.append(float(page.evaluate("document.documentElement.dataset.brushed ?? 0")) / 1000)
+            page.mouse.up()
+            return first, max(steps)
 
     @contextmanager
     def following(self, server: Server, name: str) -> Iterator[None]:
@@ -427,17 +443,20 @@ def main() -> None:
         )
         drawn = Row("curves of 200 trials: drawn", "s")
         shown = Row("5,000 trials: a page of the table, shown", "s")
+        compared = Row("1,000 of 5,000 trials compared: the first picture, of a new server", "s")
+        brushed = Row("1,000 of 5,000 trials compared: the slowest step of a brush", "s")
         beside = [
             Row("reports of two trials beside five clients without a browser (none)", "1/s", MORE),
             Row("reports of two trials beside five pages in a browser here (none)", "1/s", MORE),
         ]
         followers: list[Following] = [nobody, clients]
         if browser is None:
-            for row in (drawn, shown, beside.pop()):
+            for row in (drawn, shown, compared, brushed, beside.pop()):
                 report.skip(row.name, NO_BROWSER)
         else:
             measured(lambda server: browser.curves(server, "curves"), drawn)
             measured(lambda server: browser.table(server, names[sizes[0]]), shown)
+            measured(lambda server: browser.compared(server, names[sizes[0]]), compared, brushed, new=True)
             followers.append(browser.following)
         with served(root) as server:
             plain.look()

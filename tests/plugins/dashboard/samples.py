@@ -65,6 +65,50 @@ def halving(
     return root / name
 
 
+def repeated(root: Path, name: str = "seeds") -> Path:
+    """Run two learning rates with three seeds each; return the folder."""
+
+    def train(config: dict[str, Any]) -> None:
+        for step in range(1, 11):
+            tune.report({"loss": (config["lr"] + config["seed"]) / step, "accuracy": 1 - config["lr"]})
+
+    tune.Tuner(
+        train,
+        param_space={"lr": tune.grid_search([0.1, 0.5]), "batch": 64, "seed": tune.grid_search([0, 1, 2])},
+        tune_config=tune.TuneConfig(metric="loss", mode="min"),
+        run_config=tune.RunConfig(name=name, storage_path=str(root), verbose=0),
+    ).fit()
+    return root / name
+
+
+def ended(root: Path, name: str = "ended") -> Path:
+    """Run trials that end in each way, of which the first and the last violate a constraint."""
+
+    def train(config: dict[str, Any]) -> None:
+        if config["case"] == 2:
+            raise ValueError("no data")
+        for _ in range(2):
+            tune.report({"loss": [4, 1, 0, 5][config["case"]], "size": [9, 1, 1, 9][config["case"]]})
+
+    tune.Tuner(
+        train,
+        param_space={
+            "case": tune.grid_search([0, 1, 2, 3]),
+            "optimizer": tune.choice(["sgd"]),
+            "momentum": tune.when({"optimizer": "sgd"}, tune.uniform(0.5, 0.99)),
+        },
+        tune_config=tune.TuneConfig(
+            metric="loss",
+            mode="min",
+            constraints=["size <= 5"],
+            max_concurrent_trials=1,
+            scheduler=ASHAScheduler(max_t=2, grace_period=1, reduction_factor=2),
+        ),
+        run_config=tune.RunConfig(name=name, storage_path=str(root), verbose=0),
+    ).fit()
+    return root / name
+
+
 def marked(root: Path) -> Path:
     """Run a search in which each name that a user chooses would be more than text to whoever draws it."""
 

@@ -269,7 +269,7 @@ def test_pages_of_a_host_in_a_browser(ground: Ground, tmp_path: Path) -> None:
         seen.settle()
         page.get_by_role("button", name="Stop").first.click()
         page.locator("dialog").get_by_role("button", name="Stop").click()
-        expect(page.locator(".badge", has_text="ended").first).to_be_visible(timeout=60_000)
+        expect(page.locator(".badge", has_text="stopped early").first).to_be_visible(timeout=60_000)
         seen.go("#/compare/h1%2Fone/h2%2Flive")
         expect(page.locator("h1")).to_have_text("2 experiments compared")
         expect(page.get_by_role("link", name="h1/one")).to_be_visible()

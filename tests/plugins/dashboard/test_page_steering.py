@@ -164,18 +164,18 @@ def test_every_verb(hand: type[Mouse], browser: Browser, tmp_path: Path) -> None
         who.press("Stop")
         who.confirm("Stop")
         who.answered(f"trial {second} ends at its next report")
-        expect(status).to_have_text("stopped")
+        expect(status).to_have_text("stopped early")
         expect(page.get_by_role("group", name="Steer")).to_be_hidden()
         assert page.evaluate("document.activeElement.tagName") != "BODY"
         who.press(who.name, "link")
         who.press("Trials", "link")
-        expect(who.row(second).locator(".badge")).to_have_text("stopped")
+        expect(who.row(second).locator(".badge")).to_have_text("stopped early")
         expect(rows.filter(has_text="0.0123").locator(".badge")).to_have_text("running")
 
         who.press("Stop")
         who.confirm("Stop")
         who.answered("the experiment ends")
-        expect(page.locator("h1 + span")).to_contain_text("ended")
+        expect(page.locator("h1 + span")).to_contain_text("stopped early")
         expect(page.get_by_role("group", name="Steer")).to_be_hidden()
         expect(statuses.filter(has_text="running")).to_have_count(0)
 

@@ -34,6 +34,8 @@ def root(tmp_path_factory: pytest.TempPathFactory, session: None) -> Path:
     samples.population(folder)
     samples.halving(folder, name="second", num_samples=8, seed=1)
     samples.marked(folder)
+    samples.repeated(folder)
+    samples.ended(folder)
     return folder
 
 
@@ -88,6 +90,22 @@ def test_each_page_of_a_finished_experiment(sight: Sight) -> None:
     walk(sight, "digits")
 
 
+def test_states_spaces_and_settings_are_in_words(sight: Sight) -> None:
+    page = sight.page
+    sight.go("#/experiments/ended?tab=trials")
+    infeasible = ["finished infeasible", "finished", "failed", "stopped early infeasible"]
+    assert [" ".join(each.split()) for each in column(page, "state")] == infeasible
+    assert not {"date", "timestamp", "pid", "hostname"} & set(page.locator("thead").inner_text().split())
+    sight.go("#/experiments/ended?tab=settings")
+    region = page.get_by_role("region", name="Search space")
+    expect(region).to_contain_text("uniform(0.5, 0.99) when optimizer is 'sgd'")
+    expect(page.get_by_role("region", name="Settings")).to_contain_text("ASHAScheduler(")
+    sight.go(f"#/experiments/ended/trials/{best(sight, 'ended')[0]}")
+    expect(page.get_by_role("region", name="Reports")).to_be_visible()
+    expect(page.get_by_role("heading", name="Checkpoints")).to_be_hidden()  # the trial has none
+    assert sight.complaints == []
+
+
 def test_each_page_of_a_population_on_a_telephone_in_the_dark(browser: Browser, server: str) -> None:
     view = {"viewport": {"width": 400, "height": 800}, "color_scheme": "dark"}
     seen = Sight.of(browser, server, **view)
@@ -126,7 +144,8 @@ def test_a_session_shows_its_processes_and_their_stacks(sight: Sight, live: Path
     sight.go("#/sessions")
     assert serious(page) == []
     page.get_by_role("link", name=session["session_id"]).click()
-    expect(page.locator("h1")).to_have_text(f"Session {session['session_id']}")
+    expect(page.locator("h1")).to_have_text(session["program"])
+    expect(page.locator("h1 + span")).to_contain_text(session["session_id"])
     page.locator(".scroll[aria-label=Processes]").get_by_role("button", name="Stacks").last.click()
     expect(page.locator("pre[aria-label=Stacks]")).to_contain_text("most recent call first")
     assert serious(page) == []
@@ -320,7 +339,8 @@ def test_chosen_experiments_are_compared(sight: Sight) -> None:
     expect(page.locator("h1")).to_have_text("2 experiments compared")
     sight.settle()
     sight.draw_all()
-    for kind in ("curves", "history", "edf"):
+    expect(page.locator("[data-kind=curves]")).to_have_attribute("data-state", "drawn")
+    for kind in ("history", "edf"):
         chart = page.locator(f"[data-kind={kind}]")
         expect(chart).to_have_attribute("data-state", "drawn")
         assert chart.locator(".legendtext").all_text_contents() == names
@@ -329,11 +349,67 @@ def test_chosen_experiments_are_compared(sight: Sight) -> None:
     assert ends == [sight.ask(f"/api/experiments/{name}")["best"]["value"] for name in names]
     table = page.get_by_role("region", name="Experiments")
     expect(table.locator("tr.differs").filter(has_text=re.compile("^trials"))).to_contain_text("60 of 60")
-    page.get_by_label("metric").select_option("accuracy")
-    page.reload()
-    sight.settle()
-    expect(page.get_by_label("metric")).to_have_value("accuracy")
-    expect(page.locator("[data-kind=curves] .ytitle")).to_have_text("accuracy")
+    assert set(column(page, "experiment")) >= set(names)
+    assert serious(page) == []
+    assert sight.complaints == []
+
+
+def test_an_interval_on_an_axis_filters_the_runs_and_is_in_the_link(sight: Sight, browser: Browser) -> None:
+    page = sight.page
+    sight.go("#/experiments/digits/compare")
+    rows = page.get_by_role("region", name="Compared runs").locator("tbody tr")
+    expect(rows).to_have_count(50)
+    canvas = page.get_by_role("img", name="Parallel axes lr, width, activation, loss: 60 of 60 runs")
+    box = canvas.bounding_box()
+    assert box is not None
+    x, bottom = box["x"] + box["width"] - 60, box["y"] + box["height"]  # the axis of the loss
+    page.mouse.move(x, bottom - 10)
+    page.mouse.down()
+    page.mouse.move(x, bottom - 60, steps=5)
+    page.mouse.up()
+    chip = page.get_by_role("button", name=re.compile("Remove filter loss"))
+    low, high = map(float, re.findall(r"[\d.]+", chip.inner_text()))
+    every = sight.ask("/api/experiments/digits/trials?limit=100")["rows"]
+    kept = [row["trial_id"] for row in every if low <= row["last"] <= high]
+    assert 1 <= len(kept) < 60
+    expect(rows).to_have_count(len(kept))
+    assert sorted(column(page, "trial")) == sorted(kept)
+    page.get_by_label("log y").check()
+    seen = Sight.of(browser, sight.page.url.replace("/#", f"/?token={token(sight)}#"))  # a link that was sent
+    assert sorted(column(seen.page, "trial")) == sorted(kept)
+    expect(seen.page.get_by_label("log y")).to_be_checked()
+    seen.close()
+    chip.focus()
+    page.keyboard.press("Enter")
+    expect(rows).to_have_count(50)
+    page.get_by_text("Filter", exact=True).focus()
+    page.keyboard.press("Enter")
+    page.get_by_label("Filter by").select_option("activation")
+    page.get_by_label("relu").focus()
+    page.keyboard.press("Space")
+    expect(rows.filter(has_text="relu")).to_have_count(0)
+    assert serious(page) == []
+    assert sight.complaints == []
+
+
+def token(sight: Sight) -> str:
+    return str(sight.page.evaluate("sessionStorage.getItem('trainkit-token')"))
+
+
+def test_the_mean_and_spread_over_seeds_are_one_row_and_one_band(sight: Sight) -> None:
+    page = sight.page
+    sight.go("#/experiments/seeds/compare?metrics=loss,accuracy")
+    expect(page.get_by_role("region", name="Compared runs").locator("thead")).not_to_contain_text("batch")
+    page.get_by_label("mean over").select_option("seed")
+    assert column(page, "runs") == ["3", "3"]
+    assert column(page, "last loss") == ["0.11 ± 0.1", "0.15 ± 0.1"]  # of 0.01, 0.11, 0.21 and so on
+    slider = page.get_by_label("smoothing")
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    chart = page.locator("[data-kind=curves]")
+    expect(chart.locator(".ytitle").first).to_have_text("loss, smoothed by 0.05")
+    bands = "place => place.data.filter(each => each.fill === 'tonexty').length"
+    assert chart.evaluate(bands) == 4  # two settings, two metrics
     assert serious(page) == []
     assert sight.complaints == []
 
@@ -461,7 +537,7 @@ def test_what_changes_before_the_stream_begins_is_shown(sight: Sight, live: Path
     assert stop_one(live) == trial
     assert eventually(lambda: held != [], 60)
     held[-1].continue_()
-    expect(sight.page.locator("h1 + span .badge")).to_have_text("stopped")
+    expect(sight.page.locator("h1 + span .badge")).to_have_text("stopped early")
     sight.page.unroute("**/api/stream*")
 
 
@@ -486,7 +562,7 @@ def test_a_hidden_page_has_no_stream_and_is_up_to_date_when_it_is_seen_again(
     assert stop_one(live) == trial
     expect(sight.page.locator("h1 + span .badge")).to_have_text("running")
     sight.hide(False)
-    expect(sight.page.locator("h1 + span .badge")).to_have_text("stopped")
+    expect(sight.page.locator("h1 + span .badge")).to_have_text("stopped early")
     assert sight.complaints == []
 
 

@@ -34,6 +34,7 @@ from trainkit.plugins.dashboard.experiments.board import Row, TrialTable
 from trainkit.plugins.dashboard.experiments.reading import NotFoundError, RowReader
 from trainkit.plugins.dashboard.openapi import TEXT, many, ref, version
 from trainkit.plugins.dashboard.texts import last_lines, settings_of, space_of
+from trainkit.plugins.plots.figures import thinned
 from trainkit.plugins.plots.kinds import KINDS
 from trainkit.tune.core.metrics import encode, without_objects
 from trainkit.tune.core.stoppers import AUTOMATIC
@@ -45,6 +46,8 @@ from trainkit.tune.store.commands import asker
 MAX_PAGE = 1000
 """Maximum number of trials in a page."""
 MAX_EVENTS = 10_000
+MAX_CURVES = 1000
+"""Maximum number of curves in an answer."""
 NOTES = "notes.json"
 """File with the user's notes in an experiment's folder. The file maps "" to the note about the experiment,
 and trial ids to the notes about trials."""
@@ -274,6 +277,22 @@ def chart(call: Call) -> dict[str, Any]:
     return charts.chart(folder_of(call), call.path["kind"], call.others)
 
 
+def curves(call: Call) -> dict[str, Any]:
+    """Return the reported values of chosen trials, by metric and trial, for the comparison of runs."""
+    wanted = {name: list(dict.fromkeys(call.query[name].split(","))) for name in ("metrics", "trials")}
+    if len(wanted["trials"]) * len(wanted["metrics"]) > MAX_CURVES:
+        raise BadRequestError(f"too many curves: ask for at most {MAX_CURVES}, one for each metric and trial")
+    with RowReader(folder_of(call)) as reader:
+        return {
+            metric: {
+                trial_id: dict(zip(("x", "y"), zip(*points, strict=True), strict=True))
+                for trial_id in wanted["trials"]
+                if (points := thinned(reader.curve(trial_id, metric, call.query["x"])))
+            }
+            for metric in wanted["metrics"]
+        }
+
+
 def note_of(folder: Path, trial_id: str) -> str:
     """Return the note about a trial, or about the experiment if `trial_id` is ''; '' without a note."""
     return str(_notes(folder).get(trial_id, ""))
@@ -395,6 +414,17 @@ READING = (
         chart,
         ref("Figure"),
         takes_any=True,
+    ),
+    Endpoint(
+        f"{_EXPERIMENT}/curves",
+        "Reported values of chosen trials; of a long curve, some points are left out.",
+        curves,
+        ref("Curves"),
+        (
+            QueryParameter("metrics", "names of metrics, separated by commas", default=""),
+            QueryParameter("trials", "ids of trials, separated by commas", default=""),
+            QueryParameter("x", "name of the reported value on the x axis", default="training_iteration"),
+        ),
     ),
     *(
         Endpoint(

@@ -189,6 +189,13 @@ SCHEMAS: dict[str, Schema] = {
     "Logs": record({"files": many(record({"name": TEXT, "size": WHOLE, "lines": many(TEXT), "cut": TRUTH}))}),
     "Files": record({"path": TEXT, "entries": many(_FILE)}),
     "Note": record({"text": TEXT}),
+    "Curves": {
+        "type": "object",
+        "additionalProperties": {
+            "type": "object",
+            "additionalProperties": record(these(many(NUMBER), "x y")),
+        },
+    },
     "Figure": record({"data": many(OBJECT), "layout": OBJECT}),
     "SessionHead": record(_SESSION),
     "Session": record(

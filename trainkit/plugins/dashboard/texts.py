@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trainkit.tune.core.metrics import flatten, without_objects
-from trainkit.tune.space.domains import Spelled
+from trainkit.tune.space.domains import Spelled, When
 
 MAX_LINE = 10_000
 """Maximum number of characters to show of a line."""
@@ -84,7 +84,21 @@ def settings_of(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def space_of(facts: Mapping[str, Any]) -> dict[str, str]:
     """Return each domain of the search space as text, by flat name, such as "net/lr"."""
-    return {
-        name: str(value) if isinstance(value, Spelled) else repr(value)
-        for name, value in flatten(facts["space"]).items()
-    }
+    return dict(_spelled(flatten(facts["space"]), ""))
+
+
+def _spelled(space: Mapping[str, Any], condition: str) -> Iterator[tuple[str, str]]:
+    """Yield names and texts of domains; a text ends with the condition under which the domain exists."""
+    for name, value in space.items():
+        if isinstance(value, When):
+            words = " and ".join(f"{other} {_allowed(wanted)}" for other, wanted in value.conditions)
+            joined = f"{condition} and {words}" if condition else f" when {words}"
+            yield from _spelled(flatten({name: value.content}), joined)
+        else:
+            yield name, (str(value) if isinstance(value, Spelled) else repr(value)) + condition
+
+
+def _allowed(wanted: Any) -> str:
+    if isinstance(wanted, Spelled):
+        return f"is in {wanted}"
+    return f"is {wanted!r}" if not isinstance(wanted, (list, tuple)) else f"is one of {list(wanted)!r}"

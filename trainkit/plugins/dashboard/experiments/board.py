@@ -32,7 +32,10 @@ from trainkit.plugins.dashboard.experiments.reading import (
     flat_metrics,
     short,
 )
+from trainkit.tune.core.constraints import VIOLATION
+from trainkit.tune.core.metrics import decode
 from trainkit.tune.core.trial import TrialStatus, state_of
+from trainkit.tune.display import infeasible_words
 from trainkit.tune.results.overview import CUT_OFF, Overview
 from trainkit.tune.results.reading import metric_and_mode
 
@@ -335,13 +338,16 @@ def _values(row: Sequence[Any], ended: float | None, *, is_owned: bool) -> tuple
     # end.
     if status == TrialStatus.RUNNING and not is_owned:
         status, reason = str(TrialStatus.PENDING), CUT_OFF
+    state = state_of(status, reason)
+    if metrics and VIOLATION in metrics and (words := infeasible_words(decode(metrics))):
+        reason = f"{words}; {reason}" if reason else words
     error = None if kind is None or status != TrialStatus.ERROR else short(f"{kind}: {message or ''}")
     return (
         trial_id,
         index,
         short(name),
         status,
-        state_of(status, reason),
+        state,
         short(reason),
         cut(flat_config(config)),
         cut(flat_metrics(metrics)),

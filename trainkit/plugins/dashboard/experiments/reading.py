@@ -22,10 +22,8 @@ from trainkit.clock import SYSTEM
 from trainkit.errors import MetricError
 from trainkit.plugins.plots.rungs import CAME, JUDGED
 from trainkit.tune.core.checks import is_finite
-from trainkit.tune.core.constraints import VIOLATION
 from trainkit.tune.core.metrics import decode, encode, flatten, without_objects
 from trainkit.tune.core.trial import TrialStatus
-from trainkit.tune.display import infeasible_words
 from trainkit.tune.results.overview import FINITE, VALUE, LogReader, experiments_in, paths
 from trainkit.tune.space.serialization import decode_config
 from trainkit.tune.store.ownership import owner_of
@@ -380,8 +378,6 @@ class RowReader(LogReader):
                         *(*names, trial_id),
                     )
             last = last if isinstance(last, (int, float)) else None
-            if metrics and VIOLATION in metrics and (words := infeasible_words(decode(metrics))):
-                reason = f"{words}; {reason}" if reason else words
             yield (
                 *(trial_id, index, name, status, reason, config if other is None else other, metrics),
                 *(iteration, last, least, attempt, failures, started, *error, reported),

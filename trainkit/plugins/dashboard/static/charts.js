@@ -33,7 +33,7 @@ function themed(layout, width) {
   return made;
 }
 
-const drawn = new Set();
+export const drawn = new Set(); // what is drawn again in other colours
 export function redrawAll() { for (const each of drawn) each.redraw(); }
 
 // Text as Plotly shows it literally, as the server does for the names in its figures.

@@ -64,15 +64,21 @@ export function when(seconds) {
     { dateStyle: "medium", timeStyle: "medium" });
 }
 
-// Colours of a trial's states, and of the events of its life; what was stopped early or waits has none.
-const KIND = { running: "info", finished: "good", failed: "bad", paused: "warn", interrupted: "warn",
+// Colours of a trial's states, and of the events of its life; what waits has none.
+const KIND = { running: "info", finished: "good", stopped: "calm", failed: "bad", paused: "warn", interrupted: "warn",
   RUNNING: "info", TERMINATED: "good", ERROR: "bad", PAUSED: "warn" };
 export const kindOf = (state) => KIND[state] ?? "";
-export const badge = (state, kind) => h("span", { class: `badge ${kind ?? kindOf(state)}` }, state);
+export const stateWords = (state) => (state === "stopped" ? "stopped early" : state.toLowerCase());
+export const badge = (state, kind) => h("span", { class: `badge ${kind ?? kindOf(state)}` }, kind === undefined && state === "stopped" ? stateWords(state) : state);
+export const isFeasible = (row) => !(row.metrics.trainkit_constraint_violation > 0);
+export const stateOf = (row) => [badge(row.state), !isFeasible(row) ? [" ", badge("infeasible", "warn")] : null];
+
+// Why a trial is in its state, where this says more than the state.
+export const whyOf = (row) => { const why = row.error ?? row.reason; return why === row.state ? "" : why; };
 
 export function meter(counts, total) {
   const all = Math.max(total ?? 0, Object.values(counts).reduce((sum, each) => sum + each, 0)) || 1;
-  const label = Object.entries(counts).map(([name, count]) => `${count} ${name}`).join(", ") || "no trial";
+  const label = Object.entries(counts).map(([name, count]) => `${count} ${stateWords(name)}`).join(", ") || "no trial";
   return h("div", { class: "meter", role: "img", "aria-label": label, title: label },
     Object.entries(counts).map(([name, count]) => h("i", { class: kindOf(name), style: { width: `${(100 * count) / all}%` } })));
 }
@@ -95,12 +101,24 @@ export function plainTable(label, heads, rows, { tall = false } = {}) {
         h("td", { class: typeof cell === "number" ? "num" : null }, cell instanceof Node ? cell : words(cell))))))));
 }
 
+// A setting as a program writes it: an object by its class and the arguments that are not None.
+function spelled(value) {
+  if (value === null || value === undefined) return "None";
+  if (typeof value === "boolean") return value ? "True" : "False";
+  if (typeof value === "string") return `"${value}"`;
+  if (typeof value !== "object") return words(value);
+  if (Array.isArray(value)) return `[${value.map(spelled).join(", ")}]`;
+  const given = (some) => Object.entries(some).filter(([, each]) => each !== null && !(Array.isArray(each) && !each.length));
+  if (typeof value.class === "string" && value.arguments) return `${value.class}(${given(value.arguments).map(([name, each]) => `${name}=${spelled(each)}`).join(", ")})`;
+  return `{${Object.entries(value).map(([name, each]) => `"${name}": ${spelled(each)}`).join(", ")}}`;
+}
+
 // What a setting is, also where it is none.
-export const shown = (value) => (value === null ? h("span", { class: "soft" }, "none") : words(value));
+export const shown = (value) => (value === null || value === undefined ? h("span", { class: "soft" }, "none") : typeof value === "object" ? spelled(value) : words(value));
 
 export function pairs(label, values) {
   const rows = Object.entries(values);
-  if (!rows.length) return h("p", { class: "soft" }, "none");
+  if (!rows.length) return h("p", { class: "soft none" }, "none");
   return h("div", { class: "scroll tall", tabindex: "0", role: "region", "aria-label": label },
     h("table", null, h("tbody", null, rows.map(([name, value]) =>
       h("tr", null, h("th", { scope: "row" }, name), h("td", null, value instanceof Node ? value : shown(value)))))));

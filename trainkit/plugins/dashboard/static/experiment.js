@@ -2,7 +2,7 @@
 
 import { experimentPath, get, getExperiment, post, put, renews, trialPath } from "./api.js";
 import { chart, tools } from "./charts.js";
-import { ask, attempt, badge, card, conceal, debounced, duration, h, meter, number, pairs, path, plainTable, reloading, renew, tile, toast, when, withQuery, words, objectivesOf } from "./dom.js";
+import { ask, attempt, badge, card, conceal, debounced, duration, h, meter, number, pairs, path, plainTable, reloading, renew, stateOf, stateWords, tile, toast, when, withQuery, words, objectivesOf } from "./dom.js";
 import { stateBadge } from "./experiments.js";
 import { trialTable } from "./table.js";
 
@@ -162,7 +162,7 @@ export async function experimentView(context, name) {
     renew(tiles, ...[
       best ? tile(number(best.value), `best ${experiment.metric}`, best.trial_id) : null,
       tile(`${experiment.trials}${experiment.total ? ` / ${experiment.total}` : ""}`, "trials"),
-      ...Object.entries(counts).map(([each, count]) => tile(count, each.toLowerCase())),
+      ...Object.entries(counts).map(([each, count]) => tile(count, stateWords(each))),
       experiment.remaining_s !== null && experiment.running ? tile(duration(experiment.remaining_s), "left, about") : null,
     ].filter(Boolean), h("div", { class: "tile" }, h("div", { style: { height: "11px" } }), meter(counts, experiment.total), h("span", null, "of all trials")));
   }
@@ -204,7 +204,7 @@ const VIEWS = {
       const names = experiment.columns.config.slice(0, 6);
       renew(best, card(`Best trials by last ${experiment.metric}`, h("a", { href: withQuery(path("experiments", experiment.name), { tab: "trials", sort: "last", descending: experiment.mode === "max" }) }, "all trials"),
         plainTable("Best trials", ["trial", "state", experiment.metric, "reports", ...names], rows.map((row) =>
-          [h("a", { href: path("experiments", experiment.name, "trials", row.trial_id) }, row.trial_id), badge(row.state), row.last, row.reports, ...names.map((each) => row.config[each])]))));
+          [h("a", { href: path("experiments", experiment.name, "trials", row.trial_id) }, row.trial_id), h("span", null, stateOf(row)), row.last, row.reports, ...names.map((each) => row.config[each])]))));
     };
     await showBest(); // before charts are, as the library of charts keeps the page busy while it is loaded
     const renewBest = reloading(showBest, context.signal);

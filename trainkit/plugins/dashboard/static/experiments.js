@@ -1,7 +1,7 @@
 // The list of experiments.
 
 import { get, plain } from "./api.js";
-import { badge, h, meter, number, path, renew, when, words, objectivesOf } from "./dom.js";
+import { badge, h, meter, number, path, renew, stateWords, when, words, objectivesOf } from "./dom.js";
 
 const COLUMNS = [
   ["experiment", (each) => each.name], ["state", (each) => each.state], ["trials", (each) => each.trials],
@@ -16,8 +16,13 @@ export function troubles() {
 }
 export const machineName = (each) => each.machine || "this machine";
 
-export const stateBadge = (each) => badge(each.running ? "running" : each.problem ? "damaged" : each.ending ? "ended" : "killed",
-  each.running ? "info" : each.problem ? "bad" : each.ending ? "good" : "warn");
+// The state of an experiment in the words that trials have.
+const STANDS = { running: "info", paused: "warn", damaged: "bad", finished: "good", "stopped early": "calm", interrupted: "warn" };
+export function stateBadge(each) {
+  const word = each.problem ? "damaged" : each.running ? (each.state.includes(", paused by ") ? "paused" : "running")
+    : !each.ending ? "interrupted" : each.ending === "all trials have ended" ? "finished" : "stopped early";
+  return badge(word, STANDS[word]);
+}
 
 export async function experimentsView(context) {
   context.title("Experiments");
@@ -68,7 +73,7 @@ export async function experimentsView(context) {
       h("td", null, stateBadge(each), h("div", { class: "soft" }, each.running ? `in process ${each.owner}` : each.ending)),
       h("td", null, h("div", { class: "row" }, meter(each.counts, each.total),
         h("span", { class: "num" }, `${each.trials}${each.total ? ` / ${each.total}` : ""}`)),
-        h("div", { class: "soft" }, Object.entries(each.counts).map(([name, some]) => `${some} ${name.toLowerCase()}`).join(", "))),
+        h("div", { class: "soft" }, Object.entries(each.counts).map(([name, some]) => `${some} ${stateWords(name)}`).join(", "))),
       h("td", { class: "wide" }, each.best ? [h("strong", null, `${each.metric} ${number(each.best.value)}`),
         h("div", { class: "soft" }, Object.entries(each.best.config).slice(0, 4).map(([name, some]) => `${name} ${words(some)}`).join(", "))]
         : h("span", { class: "soft" }, objectivesOf(each))),

@@ -6,6 +6,8 @@ import { gpuTile } from "./machines.js";
 import { machineName, troubles } from "./experiments.js";
 import { logFiles } from "./trial.js";
 
+const programOf = (session) => session.program || `Session ${plain(session.session_id)}`; // older versions told no program
+
 export async function sessionsView(context) {
   context.title("Sessions");
   let [sessions, machines] = await Promise.all(["sessions", "machines"].map((each) => get(`/api/${each}`, {}, context.signal)));
@@ -14,8 +16,8 @@ export async function sessionsView(context) {
   const body = h("div");
   function draw() {
     trouble.draw(machines);
-    renew(body, sessions.length ? plainTable("Sessions", ["program", "session", "node", "driver", "age", "", ...(several ? ["machine"] : [])], sessions.map((each) =>
-      [each.program, h("a", { href: path("sessions", each.session_id) }, h("strong", null, plain(each.session_id))), each.node_pid, each.driver_pid, duration(each.age_s), each.problem ? badge(each.problem, "bad") : "", ...(several ? [machineName(each)] : [])]))
+    renew(body, sessions.length ? plainTable("Sessions", ["program", "age", "session", "node", "driver", "", ...(several ? ["machine"] : [])], sessions.map((each) =>
+      [h("a", { href: path("sessions", each.session_id) }, h("strong", null, programOf(each)), h("span", { class: "hidden" }, `, session ${plain(each.session_id)}`)), duration(each.age_s), h("span", { class: "soft mono" }, plain(each.session_id)), each.node_pid, each.driver_pid, each.problem ? badge(each.problem, "bad") : "", ...(several ? [machineName(each)] : [])]))
       : h("p", { class: "card empty" }, "No session is running. A program starts a session when it calls trainkit.init() or runs trials."));
   }
   draw();
@@ -24,7 +26,7 @@ export async function sessionsView(context) {
 }
 
 function records(label, found, first = []) {
-  if (!found?.length) return h("p", { class: "soft" }, "none");
+  if (!found?.length) return h("p", { class: "soft none" }, "none");
   const names = [...new Set([...first, ...found.flatMap((each) => Object.keys(each))])].filter((each) => found.some((some) => some[each] !== undefined && some[each] !== null && some[each] !== ""));
   return plainTable(label, names.map((each) => each.replaceAll("_", " ")), found.map((each) => names.map((name) =>
     (name.endsWith("_bytes") ? bytes(each[name]) : name === "state" || name === "status" ? badge(words(each[name]), { ALIVE: "good", RUNNING: "info", DEAD: "bad", FAILED: "bad", FINISHED: "good" }[each[name]] ?? "") : words(each[name])))), { tall: true });
@@ -41,8 +43,8 @@ function ranksTable(ranks, record) {
 }
 
 export async function sessionView(context, id) {
-  context.title(`Session ${id}`);
   let session = await get(sessionPath(id), {}, context.signal);
+  context.title(programOf(session));
   const tiles = h("div", { class: "tiles", role: "group", "aria-label": "Summary" });
   const places = Object.fromEntries(["workers", "requests", "actors", "tasks", "placement_groups", "objects", "gpus", "nodes", "ranks"].map((each) => [each, h("div")]));
   const state = h("span", { class: "row" });
@@ -54,7 +56,7 @@ export async function sessionView(context, id) {
 
   function draw() {
     const { workers = [], gpus = [] } = session;
-    renew(state, h("span", { class: "soft" }, `node ${session.node_pid}, driver ${session.driver_pid}`), session.problem ? badge(session.problem, "bad") : "");
+    renew(state, h("span", { class: "soft" }, `session ${plain(id)}, node ${session.node_pid}, driver ${session.driver_pid}`), session.problem ? badge(session.problem, "bad") : "");
     const sum = (name) => workers.reduce((all, each) => all + (each[name] ?? 0), 0);
     renew(tiles, tile(workers.length, "processes"), tile((session.actors ?? []).length, "actors"), tile((session.requests ?? []).length, "wait"),
       tile(bytes(sum("own_bytes")), "own memory"), tile(bytes(Math.max(0, ...workers.map((each) => each.shared_bytes ?? 0))), "shared memory"),
@@ -97,8 +99,8 @@ export async function sessionView(context, id) {
   }
   draw();
   context.show(
-    h("nav", { class: "crumbs", "aria-label": "Breadcrumb" }, h("a", { href: "#/sessions" }, "Sessions"), " / ", id),
-    h("div", { class: "head" }, h("h1", null, `Session ${id}`), state), tiles,
+    h("nav", { class: "crumbs", "aria-label": "Breadcrumb" }, h("a", { href: "#/sessions" }, "Sessions"), " / ", programOf(session)),
+    h("div", { class: "head" }, h("h1", null, programOf(session)), state), tiles,
     card("Processes", null, places.workers, stacks), trainers, card("Reasons for waiting", null, places.requests),
     h("div", { class: "halves" }, card("Actors", null, places.actors), card("Tasks", null, places.tasks)),
     h("div", { class: "halves" }, card("Placement groups", null, places.placement_groups), card("Nodes", null, places.nodes)),

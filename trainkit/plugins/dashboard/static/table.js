@@ -1,7 +1,7 @@
 // The table of trials: a page at a time from the server, sorted and filtered there.
 
 import { download, experimentPath, get } from "./api.js";
-import { attempt, badge, debounced, duration, h, path, reloading, renew, when, withQuery, words } from "./dom.js";
+import { attempt, debounced, duration, h, path, reloading, renew, stateOf, stateWords, when, whyOf, withQuery, words } from "./dom.js";
 
 const STATES = ["pending", "running", "paused", "interrupted", "finished", "stopped", "failed"];
 const SIZES = [50, 100, 200, 500, 1000];
@@ -11,7 +11,7 @@ function columnsOf(experiment) {
   const link = (row) => h("a", { href: path("experiments", experiment.name, "trials", row.trial_id) }, row.trial_id);
   const plain = [
     { name: "trial_id", label: "trial", cell: link, fixed: true },
-    { name: "state", label: "state", cell: (row) => badge(row.state) },
+    { name: "state", label: "state", cell: (row) => h("span", null, stateOf(row)) },
     { name: "reports", label: "reports", cell: (row) => row.reports },
   ];
   if (metric !== null) {
@@ -25,7 +25,7 @@ function columnsOf(experiment) {
     { name: "started", label: "started", cell: (row) => when(row.started), later: true },
     { name: "ended", label: "took", cell: (row) => (row.started && row.ended ? duration(row.ended - row.started) : ""), later: true },
     { name: "failures", label: "failures", cell: (row) => row.failures, later: true },
-    { name: "reason", label: "why", cell: (row) => row.error ?? row.reason }];
+    { name: "reason", label: "why", cell: whyOf }];
 }
 
 export function trialTable(context, experiment) {
@@ -55,7 +55,7 @@ export function trialTable(context, experiment) {
   const search = h("input", { type: "search", placeholder: "Search trials", "aria-label": "Search trials", value: state.search,
     oninput: debounced(() => { state.search = search.value; state.offset = 0; load(); }, 250) });
   const status = h("select", { "aria-label": "State", onchange: () => { state.status = status.value; state.offset = 0; load(); } },
-    h("option", { value: "" }, "every state"), STATES.map((each) => h("option", { value: each }, each)));
+    h("option", { value: "" }, "every state"), STATES.map((each) => h("option", { value: each }, stateWords(each))));
   status.value = state.status;
   const size = h("select", { "aria-label": "Trials per page", onchange: () => { state.limit = Number(size.value); state.offset = 0; load(); } },
     SIZES.map((each) => h("option", { value: each }, `${each} per page`)));
@@ -85,8 +85,8 @@ export function trialTable(context, experiment) {
   }
 
   function comparing() {
-    compare.hidden = chosen.size === 0;
-    compare.textContent = `Compare ${chosen.size}`;
+    compare.hidden = total < 2 && chosen.size === 0;
+    compare.textContent = `Compare ${chosen.size || "all"}`;
     compare.href = withQuery(`${path("experiments", experiment.name)}/compare`, { trials: [...chosen].join(",") });
   }
 

@@ -2,7 +2,7 @@
 
 import { download, get, getExperiment, renews, trialPath } from "./api.js";
 import { chart, tools } from "./charts.js";
-import { attempt, badge, bytes, card, conceal, debounced, duration, h, number, pairs, path, plainTable, reloading, renew, tile, when, words } from "./dom.js";
+import { attempt, badge, stateOf, whyOf, bytes, card, conceal, debounced, duration, h, number, pairs, path, plainTable, reloading, renew, tile, when, words } from "./dom.js";
 import { eventRows, note, steering } from "./experiment.js";
 
 export async function trialView(context, name, id) {
@@ -28,7 +28,7 @@ export async function trialView(context, name, id) {
   const last = h("div");
 
   function summarise() {
-    renew(state, badge(trial.state), h("span", { class: "soft" }, trial.reason));
+    renew(state, ...stateOf(trial).flat().filter(Boolean), h("span", { class: "soft" }, whyOf(trial)));
     conceal(steers, !experiment.running || status.read_only || ["TERMINATED", "ERROR"].includes(trial.status));
     renew(tiles, ...[
       trial.last !== null ? tile(number(trial.last), `last ${experiment.metric}`) : null,
@@ -40,13 +40,13 @@ export async function trialView(context, name, id) {
     summarise();
     renew(last, pairs("Last report", trial.metrics));
     const order = [...new Set(["training_iteration", ...metrics])].filter((each) => history.some((some) => each in some));
-    renew(parts.reports, history.length ? plainTable("Reports", order, history.slice(-500).reverse().map((each) => order.map((some) => each[some])), { tall: true }) : h("p", { class: "soft" }, "none yet"));
+    renew(parts.reports, history.length ? plainTable("Reports", order, history.slice(-500).reverse().map((each) => order.map((some) => each[some])), { tall: true }) : h("p", { class: "soft none" }, "none yet"));
     renew(parts.decisions, trial.decisions.length ? plainTable("Decisions", ["report", "verdict", "why"],
-      trial.decisions.slice(-500).reverse().map((each) => [each.iteration, badge(each.verdict, { STOP: "", PAUSE: "warn", CONTINUE: "good", RESUME: "info" }[each.verdict]), each.words]), { tall: true }) : h("p", { class: "soft" }, "none: no scheduler has decided on this trial"));
+      trial.decisions.slice(-500).reverse().map((each) => [each.iteration, badge(each.verdict, { STOP: "", PAUSE: "warn", CONTINUE: "good", RESUME: "info" }[each.verdict]), each.words]), { tall: true }) : h("p", { class: "soft none" }, "none: no scheduler has decided on this trial"));
     renew(parts.attempts, plainTable("Attempts", ["attempt", "started", "from report", "reports", "process", "outcome"],
       trial.attempts.map((each) => [each.number, when(each.started), each.iteration, each.reports, `${each.pid} on ${each.hostname}`, each.outcome])));
     renew(parts.checkpoints, trial.checkpoints.length ? plainTable("Checkpoints", ["number", "report", "score", "folder"],
-      trial.checkpoints.map((each) => [each.number, each.iteration, each.score, h("button", { type: "button", class: "quiet", onclick: () => files(each.dirname) }, each.dirname)])) : h("p", { class: "soft" }, "none"));
+      trial.checkpoints.map((each) => [each.number, each.iteration, each.score, h("button", { type: "button", class: "quiet", onclick: () => files(each.dirname) }, each.dirname)])) : h("p", { class: "soft none" }, "none"));
     renew(parts.events, plainTable("Events of the trial", ["#", "when", "kind", "trial", "by", "what"], eventRows(trial.events.slice(-200).reverse(), name), { tall: true }));
     renew(parts.failure, ...(trial.failure ? [card("Error", null, h("pre", { tabindex: "0", "aria-label": "Traceback" }, trial.failure.traceback || `${trial.failure.kind}: ${trial.failure.message}`))] : []));
   }
