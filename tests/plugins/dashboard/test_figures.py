@@ -67,9 +67,15 @@ def test_history_follows_the_best_so_far() -> None:
 
 
 def test_an_infeasible_trial_is_never_the_best_so_far() -> None:
-    figure = figures.history(TRIALS, metric="loss", mode="min", infeasible=["a", "d"])
-    dots, best = plain(figure)["data"]
-    assert dots["y"] == [3.0, 2.0, 2.5, 1.0, 1.5]
+    states = {"a": "finished", "b": "stopped", "c": "finished", "d": "finished", "e": "failed"}
+    figure = figures.history(TRIALS, metric="loss", mode="min", infeasible=["a", "d"], states=states)
+    *dots, best = plain(figure)["data"]
+    assert {each["name"]: each["y"] for each in dots} == {
+        "finished": [2.5],
+        "stopped early": [2.0],
+        "failed": [1.5],
+        "infeasible": [3.0, 1.0],
+    }
     assert xy(best) == [(1, 2.0), (2, 2.0), (3, 2.0), (5, 1.5)]
     figure = figures.history(TRIALS, metric="loss", mode="min", infeasible=list("abcde"))
     assert xy(plain(figure)["data"][1]) == []
@@ -264,9 +270,10 @@ def test_just_the_charts_that_are_available_can_be_drawn(root: Path, name: str) 
 def test_of_more_trials_than_are_shown_the_best_counts(
     root: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dots, _ = chart(root / "digits", "history", {"mode": mode})["data"]
-    best = (min if mode == "min" else max)(dots["y"])
-    winner = dots["customdata"][dots["y"].index(best)]
+    *dots, _ = chart(root / "digits", "history", {"mode": mode})["data"]
+    values = {trial_id: y for each in dots for trial_id, y in zip(each["customdata"], each["y"], strict=True)}
+    winner = (min if mode == "min" else max)(values, key=values.__getitem__)
+    best = values[winner]
     monkeypatch.setattr(kinds, "MOST_TRIALS", 1)
     monkeypatch.setattr(kinds, "MOST_LINES", 1)
     shown, so_far = chart(root / "digits", "history", {"mode": mode})["data"]

@@ -163,8 +163,11 @@ CHOSEN = {
 
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"lineage"}))
 def test_each_kind_of_the_page_is_a_picture(grid, kind):
-    figure = grid.plot(kind, **CHOSEN.get(kind, lambda grid: {})(grid))
+    options = CHOSEN.get(kind, lambda grid: {})(grid)
+    figure = grid.plot(kind, **options)
     drawn(figure)
+    chart = grid.plot(kind, backend="plotly", **options)
+    assert chart.data and chart.layout.title.text and "<div" in chart.to_html(include_plotlyjs=False)
     assert all(axes.has_data() for axes in figure.axes)
     assert len(figure.axes) == {"slice": 4, "matrix": 7, "contour": 2}.get(kind, 1)  # one is of the colours
     if kind == "slice":

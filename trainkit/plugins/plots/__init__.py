@@ -15,12 +15,12 @@ from trainkit.plugins.plots import drawing, style
 from trainkit.plugins.plots.kinds import KINDS, UNJUDGED
 from trainkit.plugins.plots.rungs import CAME, JUDGED
 from trainkit.plugins.plots.source import Options, Source
-from trainkit.tune.core.checks import is_finite, load, require_one_of, require_whole
+from trainkit.tune.core.checks import is_finite, load, require, require_one_of, require_whole
 from trainkit.tune.core.metrics import lookup
+from trainkit.tune.core.trial import state_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from trainkit.tune.core.lineage import Exchange
     from trainkit.tune.core.objectives import Objective
@@ -33,23 +33,32 @@ _SPELLINGS = {
     "parallel coordinates": "parallel",
     "parallel_coordinates": "parallel",
 }
+_LIBRARIES = {
+    "matplotlib": ("matplotlib.figure", "plots", "tune"),
+    "plotly": ("plotly.graph_objects", "plots", "notebook"),
+}
 BEST = 5
 """Number of trials with a colour and a name, if the user does not choose it."""
 
 
-def plot(grid: ResultGrid, kind: str, *, ax: Axes | None = None, **options: Any) -> Figure:
-    """Draw a chart of `grid`; see `ResultGrid.plot`.
+def plot(
+    grid: ResultGrid, kind: str, *, ax: Axes | None = None, backend: str = "matplotlib", **options: Any
+) -> Any:
+    """Draw a chart of `grid` with Matplotlib or Plotly; see `ResultGrid.plot`.
 
     Raises:
         ConfigError: the kind or an option is unknown, or `grid` has no data for this kind.
         MetricError: no trial reported the metric.
-        MissingDependencyError: matplotlib is not installed.
+        MissingDependencyError: matplotlib or plotly is not installed.
     """
+    require_one_of("backend", backend, tuple(_LIBRARIES))
+    if backend == "plotly":
+        require(ax is None, "ax belongs to Matplotlib: leave out ax, or backend='plotly'")
     name = _SPELLINGS.get(kind, kind)
     if name not in KINDS:
         kinds = ", ".join(f"{known!r} ({what.description})" for known, what in KINDS.items())
         raise ConfigError(f"plot() has no kind {kind!r}: choose one of {kinds}")
-    load("matplotlib.figure", "plots", "tune")
+    library = load(*_LIBRARIES[backend])
     known = KINDS[name].options
     for option in options:
         if option not in known:
@@ -58,7 +67,11 @@ def plot(grid: ResultGrid, kind: str, *, ax: Axes | None = None, **options: Any)
                 f"plot({name!r}) has no option {option!r}: choose from {', '.join(known)}.{hint}"
             )
     source = GridSource(grid, name, options)
-    return drawing.draw(KINDS[name].draw(source), ax)
+    chart = KINDS[name].draw(source)
+    if backend == "matplotlib":
+        return drawing.draw(chart, ax)
+    figure = library.Figure(chart["data"], chart["layout"])
+    return figure.update_layout(title=chart["layout"]["meta"]["title"], template="simple_white")
 
 
 class GridSource(Source):
@@ -137,6 +150,11 @@ class GridReader:
         """Map each trial id to the trial's number in the order of suggestion; unknown ids are left out."""
         order = {trial_id: place for place, trial_id in enumerate(self._results)}
         return {trial_id: order[trial_id] for trial_id in trial_ids if trial_id in order}
+
+    def states(self, trial_ids: Sequence[str]) -> dict[str, str]:
+        """Map trial ids to the states of the trials, such as "finished"."""
+        results = ((trial_id, self._results[trial_id]) for trial_id in trial_ids)
+        return {trial_id: state_of(result.status, result.reason) for trial_id, result in results}
 
     def first(self, count: int) -> list[str]:
         """Return the ids of the `count` trials that were suggested first."""

@@ -25,13 +25,13 @@ BEST = ("#3b78d8", "#d9772b", "#2a9d78", "#c2508f", "#8a67c9", "#1f9ab0", "#a98a
 OTHERS = "#8b95a1"
 OUTCOMES = {
     "finished": BEST[2],
-    "stopped": OTHERS,
+    "stopped": BEST[4],
     "paused": BEST[0],
     "failed": BEST[7],
     "cut": BEST[6],
     "running": BEST[1],
 }
-"""Maps each outcome of an attempt to its colour, in the order of the legend."""
+"""Maps each outcome of an attempt, and each state of a trial, to its colour, in the order of the legend."""
 MAX_POINTS = 300
 """Maximum number of points of one curve; some points of longer curves are left out."""
 
@@ -51,6 +51,11 @@ class Scored:
     trial_ids: Sequence[str]
     numbers: Sequence[int]
     values: Sequence[float]
+
+    def at(self, places: Sequence[int]) -> Scored:
+        """Return the trials at these places."""
+        ids, numbers, values = self.trial_ids, self.numbers, self.values
+        return Scored([ids[n] for n in places], [numbers[n] for n in places], [values[n] for n in places])
 
 
 @dataclass(frozen=True)
@@ -179,8 +184,9 @@ def history(
     before: float | None = None,
     log_y: bool = False,
     infeasible: Collection[str] = (),
+    states: Mapping[str, str] | None = None,
 ) -> Figure:
-    """Draw each trial's value in the order of suggestion, and the best value up to each trial.
+    """Draw each trial's value in the order of suggestion, by state, and the best value up to each trial.
 
     Args:
         trials: trials to show.
@@ -188,6 +194,7 @@ def history(
         mode: "min" or "max".
         before: best value of the earlier trials that are not shown; None if all trials are shown.
         infeasible: ids of the trials that can't be the best, because they violate a constraint.
+        states: maps the trials' ids to their states; None: all trials look alike.
         log_y: True: use a logarithmic vertical axis.
     """
     better = min if mode == "min" else max
@@ -203,11 +210,19 @@ def history(
     if max(trials.numbers, default=0) < 10:
         # Ticks are at whole numbers, because a tick between two trials would have no meaning.
         across["dtick"] = 1
+    by_state: dict[str, list[int]] = {}
+    for place, trial_id in enumerate(trials.trial_ids):
+        state = "infeasible" if trial_id in infeasible else (states or {}).get(trial_id, "trials")
+        by_state.setdefault(state, []).append(place)
+    dots = []
+    for state in sorted(by_state, key=[*OUTCOMES, "trials", *by_state].index):
+        some = trials.at(by_state[state])
+        color, name = OUTCOMES.get(state, OTHERS), "stopped early" if state == "stopped" else state
+        dots.append(dots_of(some, some.numbers, some.values, name=name, color=color, size=6))
+        if state == "infeasible":
+            dots[-1]["marker"]["symbol"] = "circle-open"
     return figure_of(
-        [
-            dots_of(trials, trials.numbers, trials.values, name="trials", color=OTHERS, size=6),
-            path(steps, "best so far", BEST[0], 2.5, "hv", hover="skip"),
-        ],
+        [*dots, path(steps, "best so far", BEST[0], 2.5, "hv", hover="skip")],
         f"{metric} of {count_words(len(trials.values), 'trial')}",
         xaxis=across,
         yaxis=value_axis(metric, trials.values, mode, log=log_y),

@@ -100,6 +100,7 @@ def _history(source: Source) -> Figure:
         mode=mode,
         before=source.best_of(earlier)[1] if earlier else None,
         infeasible=[each for each in trials.trial_ids if not source.is_feasible(each)],
+        states=source.reader.states(trials.trial_ids),
         log_y=source.options.log_y,
     )
 

@@ -252,11 +252,7 @@ def _pair(across: Parameter, up: Parameter, trials: Scored) -> tuple[Scored, lis
     """Return the trials that have both values, and lists of these values in the form that Plotly draws."""
     count = len(trials.values)
     there = [n for n in range(count) if across.values[n] is not None and up.values[n] is not None]
-    chosen = Scored(
-        [trials.trial_ids[n] for n in there],
-        [trials.numbers[n] for n in there],
-        [trials.values[n] for n in there],
-    )
+    chosen = trials.at(there)
     xs, ys = ([_plain(each, each.values[n]) for n in there] for each in (across, up))
     return chosen, xs, ys
 

@@ -104,6 +104,9 @@ class ChartReader(Protocol):
     def numbers(self, trial_ids: Sequence[str]) -> dict[str, int]:
         """Map each trial id to the trial's number in the order of suggestion; unknown ids are left out."""
 
+    def states(self, trial_ids: Sequence[str]) -> dict[str, str]:
+        """Map trial ids to the states of the trials, such as "finished"."""
+
     def first(self, count: int) -> list[str]:
         """Return the ids of the `count` trials that were suggested first."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, overload
 
 from trainkit.errors import ConfigError, MetricError
 from trainkit.registry import loaded
@@ -451,8 +451,18 @@ class ResultGrid(Sequence[Result]):
             )
             return study
 
-    def plot(self, kind: str = "curves", *, ax: Axes | None = None, **options: Any) -> Figure:
-        """Draw the experiment with matplotlib.
+    @overload
+    def plot(
+        self, kind: str = ..., *, ax: Axes | None = ..., backend: Literal["matplotlib"] = ..., **options: Any
+    ) -> Figure: ...
+
+    @overload
+    def plot(self, kind: str = ..., *, backend: Literal["plotly"], **options: Any) -> Any: ...
+
+    def plot(
+        self, kind: str = "curves", *, ax: Axes | None = None, backend: str = "matplotlib", **options: Any
+    ) -> Any:
+        """Draw the experiment with Matplotlib or Plotly.
 
         Args:
             kind: "curves" (learning curves), "history" (values and the best so far), "parallel" (parallel
@@ -461,6 +471,7 @@ class ResultGrid(Sequence[Result]):
                 of two objectives), "edf" (distribution) or "compare" (curves of chosen trials).
             ax: axes to draw into; None: a new figure, which is not shown automatically. "slice" and "matrix"
                 need several axes, and always create a figure.
+            backend: "matplotlib", or "plotly" for a figure with zoom and values under the mouse.
             **options: options for this kind of plot; the documentation's page on plots lists the options.
 
         Returns:
@@ -469,10 +480,9 @@ class ResultGrid(Sequence[Result]):
         Raises:
             ConfigError: the kind is unknown; the message lists the known kinds.
             MetricError: no trial reported the metric.
-            MissingDependencyError: matplotlib is not installed.
+            MissingDependencyError: matplotlib or plotly is not installed.
         """
-        figure: Figure = loaded("trainkit.plots", "results")(self, kind, ax=ax, **options)
-        return figure
+        return loaded("trainkit.plots", "results")(self, kind, ax=ax, backend=backend, **options)
 
     def _metric_and_mode(self, metric: str | None, mode: str | None) -> tuple[str, str]:
         return what_is_best(metric, mode, (self.metric, self.mode), self.objectives)

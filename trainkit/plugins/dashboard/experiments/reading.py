@@ -23,7 +23,7 @@ from trainkit.errors import MetricError
 from trainkit.plugins.plots.rungs import CAME, JUDGED
 from trainkit.tune.core.checks import is_finite
 from trainkit.tune.core.metrics import decode, encode, flatten, without_objects
-from trainkit.tune.core.trial import TrialStatus
+from trainkit.tune.core.trial import TrialStatus, state_of
 from trainkit.tune.results.overview import FINITE, VALUE, LogReader, experiments_in, paths
 from trainkit.tune.space.serialization import decode_config
 from trainkit.tune.store.ownership import owner_of
@@ -488,6 +488,11 @@ class RowReader(LogReader):
     def numbers(self, trial_ids: Sequence[str]) -> dict[str, int]:
         """Map each trial id to the trial's number in the order of suggestion; unknown ids are left out."""
         return self._of_trials("trial_index", trial_ids)
+
+    def states(self, trial_ids: Sequence[str]) -> dict[str, str]:
+        """Map trial ids to the states of the trials, such as "finished"."""
+        statuses, reasons = (self._of_trials(column, trial_ids) for column in ("status", "reason"))
+        return {trial_id: state_of(status, reasons[trial_id]) for trial_id, status in statuses.items()}
 
     def _of_trials(self, column: str, trial_ids: Sequence[str]) -> dict[str, Any]:
         sql = f"SELECT trial_id, {column} FROM trials WHERE trial_id IN (SELECT value FROM json_each(?))"
