@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trainkit import tune
 from trainkit.errors import ConfigError, MetricError
 from trainkit.plugins.dashboard.charts import chart
-from trainkit.plugins.dashboard.experiments.reading import RowReader
+from trainkit.plugins.dashboard.experiments.board import TrialTable
 from trainkit.plugins.pb2.scheduler import PB2
 from trainkit.tune import TuneConfig, simulate
 from trainkit.tune.core.constraints import VIOLATION, Constraint, constraints_of, violation_of
@@ -542,10 +542,11 @@ def test_the_dashboard_marks_infeasible_trials_and_draws_none_as_the_best(fit, t
         metric="loss",
         constraints=["size <= 10"],
     )
-    with RowReader(tmp_path / "e") as reader:
-        reasons = [row[4] for row in sorted(reader.rows("loss", "min", None), key=lambda row: row[1])]
-    assert [reason.split(";")[0] for reason in reasons] == ["finished", "infeasible by 1", "finished"]
-    best = chart(tmp_path / "e", "history", {})["data"][1]
+    rows = TrialTable(tmp_path / "e").page()[1]
+    reasons = [row["reason"].split(";")[0] for row in rows]
+    assert reasons == ["finished", "infeasible by 1", "finished"]
+    assert {row["state"] for row in rows} == {"finished"}
+    best = chart(tmp_path / "e", "history", {})["data"][-1]
     assert list(best["y"]) == [-5, -5, -10]
     (front,) = [
         trace

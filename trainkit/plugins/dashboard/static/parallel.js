@@ -2,7 +2,7 @@
 
 import { h, number, words } from "./dom.js";
 
-const TOP = 34, BOTTOM = 16, NARROWEST = 96, HEIGHT = 340;
+const TOP = 34, BOTTOM = 16, LEFT = 30, RIGHT = 60, NARROWEST = 84, HEIGHT = 340;
 const SHADES = [[253, 231, 37], [94, 201, 98], [33, 145, 140], [59, 82, 139], [68, 1, 84]];
 
 // An axis for the values `of(run)` of all runs: numbers, or else choices.
@@ -62,7 +62,7 @@ export function parallelAxes(onbrush) {
   let painted = null;
   let drag = null;
 
-  const across = (place) => { const margin = 60; return seen.axes.length < 2 ? width / 2 : margin + (place * (width - 2 * margin)) / (seen.axes.length - 1); };
+  const across = (place) => (seen.axes.length < 2 ? width / 2 : LEFT + (place * (width - LEFT - RIGHT)) / (seen.axes.length - 1));
   const down = (height) => (height === null ? HEIGHT - 3 : TOP + (1 - height) * (HEIGHT - TOP - BOTTOM));
 
   function lines(pen, some, plain) {
@@ -114,8 +114,8 @@ export function parallelAxes(onbrush) {
       pen.lineTo(x, HEIGHT - BOTTOM);
       pen.stroke();
       pen.fillStyle = color("--text");
-      pen.textAlign = "center";
-      pen.fillText(shortened(axis.label + (axis.log ? " (log)" : ""), Math.max(12, Math.floor(width / seen.axes.length / 7))), x, 14);
+      pen.textAlign = place === 0 ? "left" : place === seen.axes.length - 1 ? "right" : "center";
+      pen.fillText(shortened(axis.label + (axis.log ? " (log)" : ""), Math.max(12, Math.floor(width / seen.axes.length / 7))), place === 0 ? 4 : place === seen.axes.length - 1 ? width - 4 : x, 14);
       const ends = axis.choices ? axis.choices.slice(0, 12).map((each) => [heightOf(axis, each), shortened(each, 14)])
         : axis.low === axis.high ? [[0.5, number(axis.low)]] : Number.isInteger(axis.low) && Number.isInteger(axis.high - axis.low) && axis.high - axis.low <= 8 && axis.whole
           ? Array.from({ length: axis.high - axis.low + 1 }, (_, at) => [at / (axis.high - axis.low), String(axis.low + at)]) : [0, 0.25, 0.5, 0.75, 1].map((at) => [at, String(Number(valueAt(axis, at).toPrecision(3)))]);
