@@ -12,7 +12,7 @@ import pytest
 from tests.tune.controller.harness import Play
 from tests.tune.pausing import CutShort
 from tests.tune.schedulers.pbt.test_pbt_runs import Toy, pbt
-from tests.tune.schedulers.test_resource_allocation import REPORT, seen
+from tests.tune.schedulers.test_resource_allocation import seen
 from trainkit import tune
 from trainkit.errors import ConfigError, InfeasibleError
 from trainkit.plugins.compat.resource_changing import (
@@ -28,7 +28,6 @@ from trainkit.tune.schedulers import (
     HyperBandScheduler,
     ResourceChangingScheduler,
     TrialScheduler,
-    Verdict,
     described_scheduler,
 )
 from trainkit.tune.store.reader import ExperimentReader
@@ -175,20 +174,6 @@ def test_it_is_made_again_from_its_arguments():
 
 
 # --- replays --------------------------------------------------------------------------------------
-
-
-def test_a_replay_is_told_and_asks_nobody():
-    def never(*_: Any) -> None:
-        raise AssertionError("asked in a replay")
-
-    scheduler = ResourceChangingScheduler(None, never)
-    one, four = PlacementGroupFactory([{"CPU": 1}]), PlacementGroupFactory([{"CPU": 4}])
-    scheduler.on_trial_add("a")
-    assert scheduler.on_result("a", REPORT).verdict is Verdict.CONTINUE
-    scheduler.on_trial_request("a", four, before=one)
-    assert scheduler.base_trial_resources == one
-    assert scheduler.choose_trial_to_run([], ["a"]) == "a"
-    assert scheduler.on_trial_resume("a") == {"rule": "resources"}
 
 
 def test_a_trial_whose_change_a_kill_has_cut_off_goes_on():

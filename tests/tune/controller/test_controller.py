@@ -39,11 +39,6 @@ def test_a_trial_that_does_not_fit_now_keeps_its_place():
     assert [action.trial.index for action in actions if isinstance(action, ev.Start)] == [1]
 
 
-def test_fractions_add_up_exactly():
-    play = Play(num_samples=20, cpus=1, request_of=lambda config: PlacementGroupFactory([{"CPU": 0.1}]))
-    assert len(play.begun) == 10
-
-
 def test_a_request_that_never_fits_fails_that_trial_alone():
     sizes = iter([1, 99, 1])
     play = Play(

@@ -16,7 +16,7 @@ from trainkit.tune.controller import events as ev
 from trainkit.tune.core.trial import Failure
 from trainkit.tune.schedulers import ASHAScheduler, HyperBandScheduler, MedianStoppingRule
 from trainkit.tune.schedulers.base import NO_CONFIG, Decision, Donor, TrialScheduler, Verdict
-from trainkit.tune.search import BasicVariantGenerator, ConcurrencyLimiter
+from trainkit.tune.search import BasicVariantGenerator
 from trainkit.tune.search.base import SearcherWrapper
 from trainkit.tune.store.writer import ExperimentStore
 
@@ -28,9 +28,9 @@ class Half(TrialScheduler):
 
     label = "half"
 
-    def __init__(self, size: int = 3, lets_go: bool = True) -> None:
+    def __init__(self, size: int = 3) -> None:
         super().__init__()
-        self.size, self.lets_go = size, lets_go
+        self.size = size
         self.scores: dict[str, float] = {}
         self.winner: str | None = None
         self.added = 0
@@ -50,7 +50,7 @@ class Half(TrialScheduler):
     def _choose(self) -> None:
         if self.winner is None and self.scores:
             self.winner = max(self.scores, key=lambda each: self.scores[each])
-            losers = [each for each in self.scores if each != self.winner] if self.lets_go else []
+            losers = [each for each in self.scores if each != self.winner]
             self._verdicts = [(each, Decision(Verdict.STOP, {"rule": "half"})) for each in losers]
 
     def verdicts(self) -> Sequence[tuple[str, Decision]]:
@@ -73,9 +73,9 @@ class Half(TrialScheduler):
             self._choose()
 
 
-def play(size: int = 3, lets_go: bool = True, **arguments: Any) -> Play:
+def play(size: int = 3, **arguments: Any) -> Play:
     arguments = {"num_samples": 3, "cpus": 1, "metric": "m", "mode": "max", **arguments}
-    return Play(scheduler=Half(size, lets_go), **arguments)
+    return Play(scheduler=Half(size), **arguments)
 
 
 def test_a_pause_saves_ends_the_process_and_goes_on_from_the_checkpoint():
@@ -128,26 +128,6 @@ def test_a_verdict_on_a_trial_that_is_still_saving_ends_it():
     assert game.statuses() == ["TERMINATED", "RUNNING", "RUNNING"]
 
 
-def test_without_a_checkpoint_a_pause_is_warned_of_and_the_trial_begins_anew(caplog):
-    game = play(started=1)
-    game.reported(0, {"m": 5.0})
-    game.finished(0)
-    assert game.statuses()[0] == "PAUSED"
-    assert "will start over" in caplog.text
-    assert "define save_checkpoint()" in caplog.text
-
-
-def test_what_nobody_chooses_is_let_go_and_said_to_be_not_promoted():
-    game = play(lets_go=False)
-    for index in range(3):
-        game.pauses(index, {"m": -float(index)})
-    assert game.statuses() == ["PENDING", "PAUSED", "PAUSED"]
-    game.ends(0, {"m": 0.0})
-    assert game.statuses() == ["TERMINATED"] * 3
-    assert [game.trial(index).reason for index in (1, 2)] == ["not promoted"] * 2
-    assert game.controller.done
-
-
 def test_the_scheduler_hears_that_no_trial_comes_before_paused_ones_are_let_go():
     game = play(size=10)
     game.pauses(0, {"m": 0.0})
@@ -155,39 +135,6 @@ def test_the_scheduler_hears_that_no_trial_comes_before_paused_ones_are_let_go()
     game.started(2)
     game.reported(2, {"m": 2.0})
     assert game.statuses() == ["TERMINATED", "TERMINATED", "RUNNING"]
-
-
-def test_a_limiter_counts_paused_trials_as_resting():
-    limiter = ConcurrencyLimiter(BasicVariantGenerator(), 1)
-    game = play(searcher=limiter, cpus=4)
-    for index in range(2):
-        assert len(game.calls) == 1
-        game.pauses(index, {"m": float(index)})
-    game.started(2)
-    game.reported(2, {"m": 2.0})
-    assert game.statuses() == ["TERMINATED", "TERMINATED", "RUNNING"]
-
-
-class StallsAfterTwo(BasicVariantGenerator):
-    """Suggests a third only once one of the first two has ended."""
-
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        if trial_id.endswith("2") and not self.ended:
-            return None
-        return super().suggest(trial_id)
-
-    ended = False
-
-    def on_trial_complete(self, *args: Any, **kwargs: Any) -> None:
-        self.ended = True
-        super().on_trial_complete(*args, **kwargs)
-
-
-def test_where_all_are_paused_and_the_searcher_waits_the_scheduler_goes_on():
-    game = play(searcher=StallsAfterTwo(), size=3, cpus=2)
-    game.pauses(0, {"m": 0.0})
-    game.pauses(1, {"m": 1.0})
-    assert game.statuses() == ["TERMINATED", "PENDING", "PENDING"]
 
 
 def test_stop_asked_of_a_paused_trial_ends_it():

@@ -216,21 +216,6 @@ def fallen(scheduler) -> list[int]:
     return [int(trial_id) for trial_id, _ in scheduler.verdicts()]
 
 
-# --- 15: partial and partly failed brackets -------------------------------------------------------
-
-
-@pytest.mark.parametrize(("came", "go_on"), [(1, 1), (2, 1), (3, 1), (5, 1), (6, 2), (8, 2), (9, 3)])
-def test_15_a_bracket_that_stays_partial_is_halved_by_those_that_came(came, go_on):
-    scheduler = hyperband(trials=came)
-    answers = [report(scheduler, number, 1, number).verdict for number in range(came)]
-    if came < 9:
-        assert set(answers) == {PAUSE}
-        assert went_on(scheduler) == []
-        scheduler.on_no_more_trials()
-    assert went_on(scheduler) == [str(number) for number in range(came - 1, came - 1 - go_on, -1)]
-    assert len(fallen(scheduler)) == came - go_on
-
-
 def test_a_trial_that_ends_early_keeps_its_score_and_gives_its_place_up():
     scheduler = nine()
     assert report(scheduler, 0, 1, 100.0).verdict is PAUSE
@@ -240,24 +225,6 @@ def test_a_trial_that_ends_early_keeps_its_score_and_gives_its_place_up():
     last = report(scheduler, 8, 1, 2.5)
     assert (last.verdict, last.reason["rank"], last.reason["entries"]) == (STOP, 7, 9)
     assert went_on(scheduler) == ["7", "6", "5"]
-
-
-# --- brackets that close --------------------------------------------------------------------------
-
-
-def test_trials_that_come_after_all_open_a_new_bracket():
-    scheduler = hyperband()
-    for number in range(2):
-        scheduler.on_trial_add(str(number))
-        report(scheduler, number, 1, number)
-    scheduler.on_no_more_trials()
-    assert fallen(scheduler) == [0]
-    scheduler.on_trial_add("2")
-    assert scheduler.bracket_of("2") == 1
-    assert report(scheduler, 2, 3, 5.0).reason["awaits"] == 4  # a bracket of 5, which waits for the others
-    scheduler.on_no_more_trials()
-    scheduler.on_no_more_trials()
-    assert went_on(scheduler) == ["1", "2"]  # the earlier bracket first, whoever is better
 
 
 def test_a_trial_that_is_tried_again_goes_before_those_that_wait_for_it():

@@ -80,14 +80,6 @@ def test_of_equal_scores_the_first_ranks_before():
     assert quantiles([("a", 1.0), ("b", 1.0), ("c", 1.0)], 0.5).ranked == ("a", "b", "c")
 
 
-def test_without_quantiles_nobody_exploits_or_saves():  # property 22
-    scheduler = population(quantile_fraction=0)
-    for t in (10, 20, 30):
-        for number in range(4):
-            decision = report(scheduler, number, t, number)
-            assert (decision.verdict, decision.save, decision.donors) == (CONTINUE, False, ())
-
-
 def test_nan_is_exploited_by_nobody_and_exploits():  # property 22
     scheduler = population()
     for number, score in enumerate([3, math.nan, 1, math.inf]):
