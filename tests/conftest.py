@@ -304,6 +304,17 @@ def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     return True
 
 
+def printed(capfd: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    """Return what is on standard output and on standard error, and leave it there.
+
+    `readouterr` loses what other threads and processes write meanwhile.
+    """
+    assert capfd._capture is not None
+    files = (capfd._capture.out.tmpfile, capfd._capture.err.tmpfile)
+    out, err = (os.pread(file.fileno(), 1 << 22, 0).decode(errors="replace") for file in files)
+    return out, err
+
+
 def run_python(
     *arguments: object, code: int = 0, timeout: float = 300, **options: Any
 ) -> subprocess.CompletedProcess[str]:

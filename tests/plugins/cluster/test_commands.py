@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import eventually
+from tests.conftest import eventually, printed
 from tests.plugins.cluster.ground import Hosts, reason_to_skip
 from tests.plugins.cluster.started import start
 from trainkit.errors import ConfigError
@@ -134,13 +134,10 @@ def test_progress_bars_and_long_lines_are_shown_at_once(
     hosts: Hosts, capfd: pytest.CaptureFixture[str]
 ) -> None:
     shell = r"printf '\r 50%%'; head -c 200000 /dev/zero | tr '\0' x >&2; read end"
-    shown = ["", ""]
 
     def are_shown() -> bool:
-        read = capfd.readouterr()
-        shown[0] += read.out
-        shown[1] += read.err
-        return shown[0] == "\r 50%" and len(shown[1]) >= 200_000 - (1 << 17)
+        out, err = printed(capfd)
+        return out == "\r 50%" and len(err) >= 200_000 - (1 << 17)
 
     with start(Machines.named("h1"), ["sh", "-c", shell], prefix=False):
         assert eventually(are_shown)
@@ -254,29 +251,17 @@ def test_nothing_is_left_on_a_host(hosts: Hosts, tmp_path: Path, end: str) -> No
 @needs_ssh
 def test_signals_reach_the_command(hosts: Hosts, capfd: pytest.CaptureFixture[str]) -> None:
     shell = "trap 'echo got; exit 0' USR1; echo ready; while :; do sleep 0.05; done"
-    seen: list[str] = []
     with start(Machines.named("h1,h2"), ["sh", "-c", shell]) as each:
-
-        def are_ready() -> bool:
-            seen.append(capfd.readouterr().out)
-            return "".join(seen).count("ready") == 2
-
-        assert eventually(are_ready)
+        assert eventually(lambda: printed(capfd)[0].count("ready") == 2)
         each.send_signal(signal.SIGUSR1)
         each.wait()
-    assert sorted(capfd.readouterr().out.splitlines()) == ["[h1] got", "[h2] got"]
+    assert sorted(printed(capfd)[0].splitlines()) == ["[h1] got", "[h1] ready", "[h2] got", "[h2] ready"]
 
 
 @needs_ssh
 def test_a_host_that_is_lost_is_named(hosts: Hosts, capfd: pytest.CaptureFixture[str]) -> None:
     with start(Machines.named("h1,h2,h3"), ["sh", "-c", "echo ready; sleep 600"]) as each:
-        seen: list[str] = []
-
-        def are_ready() -> bool:
-            seen.append(capfd.readouterr().out)
-            return "".join(seen).count("ready") == 3
-
-        assert eventually(are_ready)
+        assert eventually(lambda: printed(capfd)[0].count("ready") == 3)
         hosts.end("h2")
         with pytest.raises(RemoteError, match="the connection to h2 was lost: "):
             each.wait()

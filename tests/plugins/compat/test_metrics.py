@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import trainkit
-from tests.conftest import eventually
+from tests.conftest import eventually, printed
 from trainkit.errors import ActorDiedError
 from trainkit.util.metrics import Counter, Gauge, Histogram, Metric, prometheus_text
 
@@ -101,7 +101,7 @@ def count_on_a_full_disk() -> None:
 
 def test_a_full_disk_ends_no_process(capfd: pytest.CaptureFixture[str]) -> None:
     trainkit.get(count_on_a_full_disk.options(max_calls=1).remote())
-    assert eventually(lambda: "are no longer recorded: [Errno" in capfd.readouterr().err)
+    assert eventually(lambda: "are no longer recorded: [Errno" in printed(capfd)[1])
     assert 10 < len(values("without_room_total")) < 1000
 
 

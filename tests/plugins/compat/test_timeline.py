@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import trainkit
-from tests.conftest import eventually
+from tests.conftest import eventually, printed
 from trainkit.errors import ActorDiedError
 from trainkit.runtime.observability import call_recorder
 
@@ -155,5 +155,5 @@ def test_a_full_disk_ends_the_record_and_not_the_call(
 ) -> None:
     actor = trainkit.remote(Limited).remote()
     assert len(set(trainkit.get([actor.pid.remote() for _ in range(100)]))) == 1
-    assert eventually(lambda: "omits all further calls of this process: [Errno" in capfd.readouterr().err)
+    assert eventually(lambda: "omits all further calls of this process: [Errno" in printed(capfd)[1])
     assert 0 < len(spans("Limited.pid")) < 100

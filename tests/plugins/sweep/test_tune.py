@@ -82,10 +82,10 @@ def test_the_same_command_again_resumes_after_a_kill(write: Write) -> None:
     undisturbed = [result.config for result in _finished([*command, "--name", "whole"], path, "whole")]
     with subprocess.Popen(command, start_new_session=True) as driver:
         experiment = path.parent / "results" / "sweep"
-        eventually(lambda: tune.Tuner.can_restore(experiment) and any(r.metrics for r in grid(path)))
+        assert eventually(lambda: tune.Tuner.can_restore(experiment) and any(r.metrics for r in grid(path)))
         children = psutil.Process(driver.pid).children(recursive=True)
         driver.send_signal(signal.SIGKILL)
-    eventually(lambda: not any(child.is_running() for child in children))
+    assert eventually(lambda: not any(child.is_running() for child in children))
     results = _finished(command, path, "sweep")
     assert [result.config for result in results] == undisturbed
     assert all(result.metrics["step"] == 3 for result in results)
@@ -310,13 +310,11 @@ def test_ctrl_c_says_how_to_resume_and_a_second_program_is_refused(write: Write,
     command = [sys.executable, "-m", "trainkit", "tune", str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as driver:
         experiment = path.parent / "results" / "sweep"
-        eventually(lambda: tune.Tuner.can_restore(experiment) and any(r.metrics for r in grid(path)))
-        programs = [
-            each
-            for each in psutil.Process(driver.pid).children(recursive=True)
-            if "600" in each.cmdline() and each.is_running()
-        ]
-        assert programs
+        assert eventually(lambda: tune.Tuner.can_restore(experiment) and any(r.metrics for r in grid(path)))
+        children = psutil.Process(driver.pid).children(recursive=True)
+        # A program reports before it becomes `sleep 600`.
+        assert eventually(lambda: any("600" in each.cmdline() for each in children if each.is_running()))
+        programs = [each for each in children if each.is_running() and "600" in each.cmdline()]
         assert main(["tune", str(path)]) == 1
         assert f"in use by the process with pid {driver.pid}" in capsys.readouterr().err
         write(text.replace("max: 10.0", "max: 20.0"))

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 import trainkit
-from tests.conftest import eventually, run_python, session_fixture
+from tests.conftest import eventually, printed, run_python, session_fixture
 from tests.runtime.local.crowded import occupy
 from tests.runtime.local.victims import AwaitingVictim, ForkedVictim, Victim, fork, yield_forks
 from trainkit.errors import ActorDiedError, NodeDiedError, ObjectLostError, TaskError
@@ -68,7 +68,7 @@ def test_a_crash_in_native_code_shows_where() -> None:
 
 @pytest.mark.parametrize(("how", "code"), [("return", 0), ("raise", 1), ("exit", 5)])
 def test_a_child_that_comes_out_of_a_call_ends_and_answers_nothing(
-    how: str, code: int, capsys: pytest.CaptureFixture[str]
+    how: str, code: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     task, awaiting = trainkit.remote(fork), trainkit.remote(AwaitingVictim).remote()
     made = trainkit.remote(ForkedVictim).remote(how)
@@ -81,15 +81,9 @@ def test_a_child_that_comes_out_of_a_call_ends_and_answers_nothing(
         assert trainkit.get(list(results), timeout=60) == [-1, code]
     if how == "exit":
         return
-    told = ""
-
-    def is_told() -> bool:
-        nonlocal told
-        told += capsys.readouterr().err
-        return told.count(f"it and ends with exit code {code}, as only its parent answers the call") == 11
-
-    assert eventually(is_told), told
-    assert told.count("LookupError: in the child") == (11 if how == "raise" else 0)
+    words = f"it and ends with exit code {code}, as only its parent answers the call"
+    assert eventually(lambda: printed(capfd)[1].count(words) == 11), printed(capfd)
+    assert printed(capfd)[1].count("LookupError: in the child") == (11 if how == "raise" else 0)
 
 
 def test_wait_counts_a_died_actor_as_done() -> None:

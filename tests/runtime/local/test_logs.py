@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import trainkit
-from tests.conftest import eventually
+from tests.conftest import eventually, printed
 from tests.runtime.local.talkers import Rank, Talker
 from trainkit import settings
 from trainkit.runtime.local.node.logs import LineDeduplicator, OutputPipe, SessionLogs, WorkerOutput
@@ -70,14 +70,9 @@ def test_a_failed_constructor_shows_the_users_frames_alone(
     session: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     unmade = trainkit.remote(Unmade).remote()
-    so_far: list[str] = []
-
-    def told() -> str:
-        so_far.append(capfd.readouterr().err)
-        return "".join(so_far)
-
-    assert eventually(lambda: "ArithmeticError: not made" in told()), unmade
-    assert "in __init__" in told() and "trainkit/runtime" not in told()
+    assert eventually(lambda: "ArithmeticError: not made" in printed(capfd)[1]), unmade
+    told = printed(capfd)[1]
+    assert "in __init__" in told and "trainkit/runtime" not in told
 
 
 def test_they_are_written_without_lines_in_the_driver(
@@ -309,7 +304,7 @@ def test_lines_of_several_workers_are_shown_once(
             [actor.say.remote("loaded", f"rank {rank}", "", "") for rank, actor in enumerate(actors)]
         )
         os.kill(node, signal.SIGCONT)
-        assert eventually(lambda: _shown(capfd).count("rank") == 3)
+        assert eventually(lambda: printed(capfd)[0].count("rank") == 3)
         trainkit.shutdown()
         lines = sorted(capfd.readouterr().out.splitlines())
         ranks = sorted(line.partition(") ")[2] for line in lines if "rank" in line)
@@ -320,12 +315,6 @@ def test_lines_of_several_workers_are_shown_once(
         assert sorted(text for _, _, text in loaded) == words
         who = {who for who, _, _ in loaded}
         assert len(who) == len(words) and who <= {f"(Talker pid={pid}" for pid in pids}
-
-
-def _shown(capfd: pytest.CaptureFixture[str]) -> str:
-    """Return what was printed and leave it there: `readouterr` loses what is written meanwhile."""
-    assert capfd._capture is not None
-    return os.pread(capfd._capture.out.tmpfile.fileno(), 1 << 20, 0).decode()
 
 
 def test_what_is_repeated_is_counted_and_told_in_time() -> None:
