@@ -29,7 +29,7 @@ def test_futures_and_coroutines_fail_when_the_session_is_shut_down() -> None:
         await call
 
     with pytest.raises(ObjectLostError, match="shut down"):
-        asyncio.run(asyncio.wait_for(wait(), 20))
+        asyncio.run(asyncio.wait_for(wait(), 60))
     for future in futures:
         with pytest.raises(ObjectLostError, match="shut down"):
             future.result(timeout=60)

@@ -441,9 +441,9 @@ class RunSuite(FunctionTrainerSuite):
                 time.sleep(600)
             train.report({"loss": 1.0})
 
-        message = r"worker 1 of 2 did not finish train_loop_per_worker\(\) within timeout_s=15 after"
+        message = r"worker 1 of 2 did not finish train_loop_per_worker\(\) within timeout_s=30 after"
         with pytest.raises(TrainingFailedError, match=message):
-            self.trainer(hang, torch_config=TorchConfig(timeout_s=15)).fit()  # for the start too
+            self.trainer(hang, torch_config=TorchConfig(timeout_s=30)).fit()  # for the start too
 
     def test_workers_share_a_value_and_wait_for_each_other(self) -> None:
         folder = str(self.path)

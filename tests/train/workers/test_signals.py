@@ -93,7 +93,7 @@ BETWEEN_WORKERS = (
                 sys.setprofile(None)
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    trainer = TorchTrainer(training_operator_cls=Slow, num_workers=2, use_gpu=False, timeout_s=5)
+    trainer = TorchTrainer(training_operator_cls=Slow, num_workers=2, use_gpu=False, timeout_s=20)
     if Path("saved").exists():
         trainer.load("saved")
         print("resumed", trainer.train()["epoch"], flush=True)
