@@ -159,6 +159,7 @@ class TuneConfig(Settings):
             # The sources are read now, and their data are stored, because they may change or go.
             searcher = cast("Searcher | None", self.search_alg) or create_searcher("auto")
             searcher = called(copy.deepcopy(searcher))
+            searcher.set_constraints(self.limits)
             plain = searcher.learn_from(self.learn_from, self.priors, self.one_metric, self.one_mode)
             object.__setattr__(self, "learn_from", plain)
 

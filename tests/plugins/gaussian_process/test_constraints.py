@@ -16,7 +16,7 @@ from trainkit.plugins.gaussian_process.encoding import encoding_of
 from trainkit.plugins.gaussian_process.model import process_of
 from trainkit.plugins.testing.searcher import Row, Search
 from trainkit.tune.core.constraints import VIOLATION, Constraint, constraints_of, violation_of
-from trainkit.tune.search import GaussianProcessSearch
+from trainkit.tune.search import ConcurrencyLimiter, GaussianProcessSearch
 from trainkit.tune.space.search_space import Space
 
 SPACE = {"x": tune.uniform(0, 10), "y": tune.uniform(0, 10), "kind": tune.choice(["a", "b"])}
@@ -134,3 +134,24 @@ def test_a_search_keeps_to_what_is_feasible_and_looks_for_it(limit):
     else:
         assert min(search.configs[name]["x"] for name in search.configs) < 0.1  # nearest to the feasible
     assert list(search.restored().configs.values()) == list(search.configs.values())
+
+
+def test_the_default_search_and_a_wrapped_search_follow_the_constraints():
+    def report(config, iteration, rng):
+        return {"loss": -config["x"] - config["y"], "size": config["x"], "done": True}
+
+    found = [
+        tune.simulate(
+            report,
+            {"x": tune.uniform(0, 10), "y": tune.uniform(0, 10)},
+            tune.TuneConfig(
+                metric="loss", mode="min", num_samples=20, constraints=["size <= 4"], search_alg=searcher
+            ),
+            workers=1,
+            seed=0,
+        )
+        for searcher in ("gp", None, ConcurrencyLimiter(GaussianProcessSearch(), 1))
+    ]
+    configs = [[each.config for each in results] for results in found]
+    assert configs[0] == configs[1] == configs[2]
+    assert found[0].get_best_result().config["x"] > 3.8

@@ -153,6 +153,67 @@ def test_infeasible_trials_count_as_the_worst(fit):
         assert source["values"] == [-1, -2, None]
 
 
+@pytest.mark.usefixtures("inline")
+@pytest.mark.parametrize("limit, values", [("size <= 3", [-1, -2, -3]), ("size <= 1", [-1, None, None])])
+def test_constraints_of_the_search_precede_those_of_the_source(fit, limit, values):
+    grid = fit(
+        lambda config: {"loss": -config["x"], "size": config["x"]},
+        {"x": tune.grid_search([1, 2, 3])},
+        metric="loss",
+        constraints=["size <= 2"],
+    )
+    for given in (grid, grid.get_dataframe()):
+        for searcher in (None, ConcurrencyLimiter(GaussianProcessSearch(), 1)):
+            config = tune.TuneConfig(
+                metric="loss", mode="min", constraints=[limit], learn_from=given, search_alg=searcher
+            )
+            assert config.learn_from[0]["values"] == values
+
+
+def test_the_first_suggestions_satisfy_the_constraints_in_the_source():
+    frame = drawn(60, of=shifted(1.5), space=BOWL)
+    limits = ["x <= 0.5"]
+    found = tune.simulate(
+        lambda config, step, rng: {"loss": shifted(1.5)(config), "x": config["x"], "done": True},
+        BOWL,
+        tune.TuneConfig(metric="loss", mode="min", num_samples=6, constraints=limits, learn_from=frame),
+        seed=0,
+    )
+    assert all(each.feasible for each in found)
+    assert found.get_best_result().metrics["loss"] < 2
+
+
+@pytest.mark.usefixtures("inline")
+@pytest.mark.parametrize("step", [1, -1], ids=["rising", "falling"])
+def test_a_trial_that_a_scheduler_stopped_has_the_change_of_the_complete_trials(fit, step):
+    def train(config):
+        for time in range(1, 10):
+            tune.report({"loss": config["x"] + step * time})
+
+    grid = fit(
+        train,
+        {"x": tune.grid_search([0, 1, 2, 3])},
+        metric="loss",
+        max_concurrent_trials=1,
+        scheduler=tune.schedulers.ASHAScheduler(max_t=9, grace_period=1, reduction_factor=3),
+    )
+    assert [each.metrics["training_iteration"] for each in grid] == [9, 1, 1, 1]
+    for given in (grid, list(grid), grid.experiment_path):
+        (source,) = plain_sources([given], "loss", "min")
+        assert source["values"] == [9 * step, 1 + 9 * step, 2 + 9 * step, 3 + 9 * step]
+
+
+@pytest.mark.usefixtures("inline")
+def test_a_trial_that_a_stop_rule_ended_is_complete(fit):
+    def train(config):
+        for time in range(1, 10):
+            tune.report({"loss": config["x"] - time})
+
+    grid = fit(train, {"x": tune.grid_search([0, 5])}, metric="loss", run={"stop": {"training_iteration": 4}})
+    (source,) = plain_sources([grid], "loss", "min")
+    assert source["values"] == [-4, 1]
+
+
 def test_lost_values_are_named():
     space = {"m": {"y": tune.uniform(0, 1)}, "lr": tune.uniform(0, 1), "kind": tune.choice(["a", "b"])}
     frame = pd.DataFrame({"m.y": [0.1, 0.2], "lr": ["0.3", "0.4"], "kind": ["a", "b"], "loss": [1.0, 2.0]})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainkit.plugins.gaussian_process.constraints import Feasibility
+from trainkit.plugins.gaussian_process.constraints import Feasibility, distribution
 from trainkit.plugins.gaussian_process.encoding import Encoding, Floats
 from trainkit.plugins.gaussian_process.minimize import minimize
 from trainkit.plugins.gaussian_process.model import GaussianProcess
@@ -45,16 +45,14 @@ def log_improvement(best: float, mean: Floats, deviation: Floats) -> Floats:
         mean: means of normally distributed losses.
         deviation: standard deviations of the losses.
     """
-    found: Floats = _log_gain((best - mean) / deviation)[0] + np.log(deviation)
-    return found
+    return _log_gain((best - mean) / deviation)[0] + np.log(deviation)
 
 
 def _log_gain(steps: Floats) -> tuple[Floats, Floats]:
     """Return the logarithm of h(u) = density(u) + u * distribution(u), and its derivative."""
     near = np.maximum(steps, _FAR)
     density = np.exp(-0.5 * near * near) / _ROOT_2PI
-    arguments = (near / -math.sqrt(2)).ravel().tolist()
-    shares = np.fromiter(map(math.erfc, arguments), dtype=float, count=len(arguments)).reshape(near.shape) / 2
+    shares = distribution(near)
     gain = density + near * shares
     squares = np.minimum(steps, _FAR) ** 2
     # For such small u, the first terms of the asymptotic series are exact to 1e-7.

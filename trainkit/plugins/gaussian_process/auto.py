@@ -67,6 +67,7 @@ class AutoSearch(SearcherWrapper):
             learning.draws_first = first == 1 and not knows
             self.searcher = learning
             self._inner = called(self.searcher)
+            self._inner.set_constraints(self.constraints)
             self._inner.learn_from(self._sources, self._priors, metric, mode)
         elif self._sources or self._priors:
             raise ConfigError(f"learn_from and priors need {lacking}")
@@ -91,7 +92,9 @@ class AutoSearch(SearcherWrapper):
     def learn_from(
         self, sources: Any, priors: Mapping[str, Any] | None, metric: str | None, mode: str | None
     ) -> list[dict[str, Any]] | None:
-        self._sources = search.GaussianProcessSearch().learn_from(sources, priors, metric, mode)
+        learning = search.GaussianProcessSearch()
+        learning.set_constraints(self.constraints)
+        self._sources = learning.learn_from(sources, priors, metric, mode)
         self._priors = dict(priors or {})
         return self._sources
 

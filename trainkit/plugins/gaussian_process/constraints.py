@@ -97,12 +97,15 @@ def _process_of(encoding: Encoding, rows: Floats, excesses: Floats) -> tuple[Gau
     return GaussianProcess(*model), float(-centre / scale)
 
 
+def distribution(steps: Floats) -> Floats:
+    """Return the standard normal distribution function."""
+    arguments = (steps / -math.sqrt(2)).ravel().tolist()
+    return np.fromiter(map(math.erfc, arguments), float, len(arguments)).reshape(steps.shape) / 2
+
+
 def _log_distribution(steps: Floats) -> Floats:
     """Return the logarithm of the standard normal distribution function."""
-    near = np.maximum(steps, _FAR)
-    arguments = (near / -math.sqrt(2)).ravel().tolist()
-    shares = np.fromiter(map(math.erfc, arguments), dtype=float, count=len(arguments)).reshape(near.shape) / 2
-    far = np.minimum(steps, _FAR)
+    shares, far = distribution(np.maximum(steps, _FAR)), np.minimum(steps, _FAR)
     squares = far * far
     series = 1 - 1 / squares + 3 / squares**2 - 15 / squares**3
     return np.where(

@@ -118,9 +118,8 @@ class Curves:
         Args:
             losses: last loss of each trial; NaN: the trial has no result.
         """
-        complete, partial = self._divided(losses)
+        complete, reached = self._divided(losses)
         best = min((losses[each] for each in complete if not math.isnan(losses[each])), default=-math.inf)
-        reached = {each: self._curves[each].iterations[-1] for each in partial}
         changes = {iteration: self._change(complete, iteration) for iteration in set(reached.values())}
         return [
             max(loss + changes[reached[each]], best) if each in reached and not math.isnan(loss) else loss
@@ -134,11 +133,10 @@ class Curves:
         Args:
             losses: last loss of each trial; NaN: the trial has no result.
         """
-        complete, partial = self._divided(losses)
-        if not partial:
+        complete, reached = self._divided(losses)
+        if not reached:
             return None
-        longest = max(self._curves[each].iterations[-1] for each in complete | partial)
-        reached = {each: self._curves[each].iterations[-1] for each in partial}
+        longest = max(self._curves[each].iterations[-1] for each in complete | reached.keys())
         counts = Counter(reached.values())
         found: list[tuple[int, float, float]] = []
         latest = list(enumerate(losses.items()))[-COMPARED:]
@@ -152,16 +150,14 @@ class Curves:
         trials, missing_before, values = zip(*found, strict=True) if found else ((), (), ())
         return EarlyReports(missing_at_end, list(trials), missing_before, values)
 
-    def _divided(self, losses: Mapping[str, float]) -> tuple[set[str], set[str]]:
-        """Return the complete trials, and the trials that ended early."""
-        known = self._curves.keys() & losses.keys()
-        partial = known & self._partial
-        complete = known - partial
-        if partial and not complete:
-            longest = max(self._curves[each].iterations[-1] for each in partial)
-            complete = {each for each in partial if self._curves[each].iterations[-1] == longest}
-            partial -= complete
-        return complete, partial
+    def _divided(self, losses: Mapping[str, float]) -> tuple[set[str], dict[str, float]]:
+        """Return the complete trials, and the last iteration of the trials that ended early."""
+        reached = {each: self._curves[each].iterations[-1] for each in self._curves.keys() & losses.keys()}
+        complete = reached.keys() - self._partial
+        if reached and not complete:
+            longest = max(reached.values())
+            complete = {each for each, iteration in reached.items() if iteration == longest}
+        return complete, {each: reached[each] for each in reached.keys() - complete}
 
     def _change(self, complete: Collection[str], iteration: float) -> float:
         """Return the median change of complete trials from an iteration to their ends."""

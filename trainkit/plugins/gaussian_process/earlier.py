@@ -121,8 +121,7 @@ def _normal_scores(losses: Floats) -> Floats:
     """Return the normal quantiles of the ranks of losses; equal losses have equal scores."""
     ordered = np.sort(losses)
     ranks = (np.searchsorted(ordered, losses) + np.searchsorted(ordered, losses, side="right")) / 2
-    found: Floats = np.array([NormalDist().inv_cdf(rank / len(losses)) for rank in ranks])
-    return found
+    return np.array([NormalDist().inv_cdf(rank / len(losses)) for rank in ranks])
 
 
 class Earlier:
@@ -169,8 +168,7 @@ class Earlier:
         best = functions[:, size:].min(axis=1, initial=WORST)
         gains = np.maximum(best[:, None] - functions[:, :size], 0.0)
         shares = np.repeat(trusts / trusts.sum(), len(functions) // len(trusts))
-        found: Floats = self._candidates[np.argsort(-(shares @ gains), kind="stable")]
-        return found
+        return self._candidates[np.argsort(-(shares @ gains), kind="stable")]
 
     def _expected(self, rows: Floats) -> Floats:
         """Return the experts' expectations, shape (experts, n)."""

@@ -220,8 +220,7 @@ class Encoding(Declared[AnyCode]):
         which = which.ravel()
         first = np.unique(which, return_index=True)[1]
         known = [self._pattern(key.tobytes(), rows[place]) for key, place in zip(keys, first, strict=True)]
-        found: Flags = np.array(known)[which]
-        return found
+        return np.array(known)[which]
 
     def _pattern(self, key: bytes, row: Floats) -> Flags:
         # A real-valued parameter on which other parameters depend has a different value in each row.

@@ -114,14 +114,12 @@ class Kernel:
     def of_distance(self, distance: Floats) -> Floats:
         """Return the covariance at each distance."""
         scaled = ROOT5 * distance
-        found: Floats = self.variance * (1 + scaled + scaled * scaled / 3) * np.exp(-scaled)
-        return found
+        return self.variance * (1 + scaled + scaled * scaled / 3) * np.exp(-scaled)
 
     def slope(self, distance: Floats) -> Floats:
         """Return the derivative of the covariance by half the squared distance, with the opposite sign."""
         scaled = ROOT5 * distance
-        found: Floats = self.variance * 5 / 3 * (1 + scaled) * np.exp(-scaled)
-        return found
+        return self.variance * 5 / 3 * (1 + scaled) * np.exp(-scaled)
 
 
 class _Posterior:
@@ -247,8 +245,7 @@ class GaussianProcess:
 
     def mean(self, rows: Floats) -> Floats:
         """Return the mean of the loss, for each of `rows`."""
-        found: Floats = self.kernel(rows, self._inputs) @ self._weighted + self._prior(rows)
-        return found
+        return self.kernel(rows, self._inputs) @ self._weighted + self._prior(rows)
 
     def _prior(self, rows: Floats) -> Floats:
         return sum((weight * each.mean(rows) for weight, each in self._experts), np.zeros(len(rows)))
@@ -370,8 +367,7 @@ def standardized(losses: Floats) -> Floats:
 def _power(logs: Floats, power: Floats) -> Floats:
     """Return ((1 + a)**power - 1) / power for `logs` = log(1 + a); `logs` itself for the power 0."""
     flat = np.abs(power) < 1e-9
-    found: Floats = np.where(flat, logs, np.expm1(logs * power) / np.where(flat, 1.0, power))
-    return found
+    return np.where(flat, logs, np.expm1(logs * power) / np.where(flat, 1.0, power))
 
 
 def thinned(losses: Sequence[float], most: int) -> list[int]:

@@ -101,5 +101,4 @@ class Belief:
         """Return the nearness to each believed value, from 0 to 1; 0 for inactive parameters."""
         off = rows[:, self._columns] - self._values
         near = np.where(self._listed, off == 0, np.exp(-0.5 * (off / WIDTH) ** 2))
-        found: Floats = np.where(self._encoding.activity(rows)[:, self._columns], near, 0.0)
-        return found
+        return np.where(self._encoding.activity(rows)[:, self._columns], near, 0.0)

@@ -89,11 +89,13 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
         self._priors: Mapping[str, Any] = {}
         self._earlier: Earlier | None = None
         self._believed: Floats | None = None
+        self._excesses: dict[str, list[float]] = {}
+        """Excess of each trial's last report over the limit of each constraint."""
 
     def learn_from(
         self, sources: Any, priors: Mapping[str, Any] | None, metric: str | None, mode: str | None
     ) -> list[dict[str, Any]] | None:
-        self._sources = plain_sources(sources, self.metric or metric, self.mode or mode)
+        self._sources = plain_sources(sources, self.metric or metric, self.mode or mode, self.constraints)
         self._priors = checked_priors(priors)
         return self._sources
 
@@ -158,9 +160,7 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
         super().on_unpause(trial_id)
 
     def _first_rows(self, number: int, rows: Floats, losses: list[float], rng: Generator) -> Floats | None:
-        if self._earlier is None:
-            return None
-        if number == 0 and self._believed is not None:
+        if self._earlier is None or (number == 0 and self._believed is not None):
             return self._believed
         with one_thread():
             return self._earlier.first_rows(number, self._tried(), rows, losses, rng)
@@ -193,11 +193,6 @@ class GaussianProcessSearch(RefittedSearcher[Encoding]):
     @property
     def heeds_constraints(self) -> bool:
         return True
-
-    @cached_property
-    def _excesses(self) -> dict[str, list[float]]:
-        """Excess of each trial's last report over the limit of each constraint."""
-        return {}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         self._curves.add(trial_id, result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import warnings
@@ -9,18 +10,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trainkit.errors import ConfigError
+from trainkit.plugins.gaussian_process.curves import COMPARED, Curves
 from trainkit.tune.core.checks import is_finite, is_number
-from trainkit.tune.core.constraints import VIOLATION
+from trainkit.tune.core.constraints import VIOLATION, Constraint, violation_of
 from trainkit.tune.core.metrics import PLAIN_TYPES, as_scalar, flatten, lookup, shortened_repr
 from trainkit.tune.results.result import Result
 from trainkit.tune.results.result_grid import ResultGrid
+from trainkit.tune.schedulers.base import Decision, Verdict
 from trainkit.tune.space.transforms import ChoiceCode
 
 Trial = tuple[Mapping[str, Any], float | None]
 """Configuration of a trial by name of the parameter, and its value; None: it failed or is infeasible."""
 
 
-def plain_sources(sources: Any, metric: str | None, mode: str | None) -> list[dict[str, Any]] | None:
+def plain_sources(
+    sources: Any, metric: str | None, mode: str | None, constraints: Sequence[Constraint] = ()
+) -> list[dict[str, Any]] | None:
     """Return earlier experiments as plain data, which the file of an experiment can keep.
 
     Args:
@@ -29,6 +34,7 @@ def plain_sources(sources: Any, metric: str | None, mode: str | None) -> list[di
             the plain data of an experiment. A list of results, or of dictionaries, is a single experiment.
         metric: name of the metric.
         mode: "min" or "max", for sources that do not know the direction of `metric`.
+        constraints: the search's constraints, which precede a source's own.
 
     Returns:
         Dictionaries with the keys `name`, `mode`, `configs` (by name of the parameter) and `values`, in which
@@ -56,7 +62,9 @@ def plain_sources(sources: Any, metric: str | None, mode: str | None) -> list[di
         isinstance(each, Result) or (isinstance(each, Mapping) and not _is_plain(each)) for each in sources
     ):
         sources = [sources]
-    found = [_plain(each, metric, mode, f"source {number}") for number, each in enumerate(sources, 1)]
+    found = [
+        _plain(each, metric, mode, constraints, f"source {number}") for number, each in enumerate(sources, 1)
+    ]
     usable = [each for each in found if any(map(is_number, each["values"]))]
     lost = ", ".join(
         f"{each['name']}{_columns(source, metric)}"
@@ -85,7 +93,9 @@ def _columns(source: Any, metric: str) -> str:
     return "" if metric in names else f" (its columns are {', '.join(names)})"
 
 
-def _plain(source: Any, metric: str, mode: str | None, name: str) -> dict[str, Any]:
+def _plain(
+    source: Any, metric: str, mode: str | None, constraints: Sequence[Constraint], name: str
+) -> dict[str, Any]:
     if _is_plain(source):
         return dict(source)
     if isinstance(source, (str, os.PathLike)):
@@ -103,25 +113,49 @@ def _plain(source: Any, metric: str, mode: str | None, name: str) -> dict[str, A
             f"learn_from: {shortened_repr(source)} is not a folder, a ResultGrid or a DataFrame: give a list "
             "of such experiments"
         )
-    trials = [_trial(each, metric) for each in entries]
     if isinstance(source, ResultGrid) and source.metric == metric:
         mode = source.mode or mode
-    kept = [each for each in trials if each is not None]
+    read = [(each, _trial(each, metric, constraints)) for each in entries]
+    kept = [(entry, *trial) for entry, trial in read if trial is not None]
     return {
         "name": name,
         "mode": mode,
-        "configs": [_scalars(config) for config, _ in kept],
-        "values": [value for _, value in kept],
+        "configs": [_scalars(config) for _, config, _ in kept],
+        "values": _ends([(entry, value) for entry, _, value in kept], metric, mode),
     }
 
 
-def _trial(entry: Any, metric: str) -> Trial | None:
+def _ends(trials: Sequence[tuple[Any, float | None]], metric: str, mode: str | None) -> list[float | None]:
+    """Return the value of each trial at its end, which is an estimate for trials that ended early."""
+    early = {place for place, (each, value) in enumerate(trials) if value is not None and _ended_early(each)}
+    curves, sign = Curves(metric, mode), -1.0 if mode == "max" else 1.0
+    complete = [place for place, (each, _) in enumerate(trials) if isinstance(each, Result)]
+    # The history of a trial that ended early is not needed.
+    for place in [each for each in complete if early and each not in early][-COMPARED:]:
+        for report in trials[place][0].history:
+            curves.add(str(place), report)
+    for place in early:
+        curves.add(str(place), trials[place][0].metrics)
+        curves.decide(str(place), Decision(Verdict.STOP))
+    losses = [math.nan if value is None else sign * value for _, value in trials]
+    ends = curves.ends({str(place): loss for place, loss in enumerate(losses)})
+    return [None if math.isnan(each) else sign * each for each in ends]
+
+
+def _ended_early(trial: Any) -> bool:
+    """Return True if a trial ended before its training, `max_t` or a stop rule ended it."""
+    if not isinstance(trial, Result) or (trial.is_finished() and not trial.reason):
+        return False
+    return not any("stop" in each or each.get("rule") == "max_t" for each in trial.decisions[-1:])
+
+
+def _trial(entry: Any, metric: str, constraints: Sequence[Constraint]) -> Trial | None:
     """Return the trial of a Result or of a row of a table; None for a trial that says nothing."""
     if isinstance(entry, Mapping):
         flat = flatten(entry)
         config = {name[7:]: value for name, value in flat.items() if name.startswith("config/")}
         config = config or {name: flat[name] for name in flat if name not in (metric, VIOLATION)}
-        return config, _value(flat, metric)
+        return config, _value(flat, metric, constraints)
     if not (hasattr(entry, "config") and hasattr(entry, "metrics")):
         raise ConfigError(
             f"learn_from: {shortened_repr(entry)} is not a trial: give Results, or dictionaries with "
@@ -131,12 +165,14 @@ def _trial(entry: Any, metric: str) -> Trial | None:
     if entry.error is not None:
         return config, None
     # A trial that is not finished, and has no report, says nothing.
-    return (config, _value(metrics, metric)) if is_number(lookup(metrics, metric)) else None
+    return (config, _value(metrics, metric, constraints)) if is_number(lookup(metrics, metric)) else None
 
 
-def _value(metrics: Mapping[str, Any], metric: str) -> float | None:
+def _value(metrics: Mapping[str, Any], metric: str, constraints: Sequence[Constraint]) -> float | None:
     """Return the value of a metric; None for a value that is not finite, or if a constraint is violated."""
-    value, violation = lookup(metrics, metric), metrics.get(VIOLATION, 0)
+    value, violation = lookup(metrics, metric), violation_of(metrics, constraints)
+    if not constraints or math.isnan(violation):
+        violation = metrics.get(VIOLATION, 0)
     violated = is_number(violation) and violation > 0
     return float(value) if is_number(value) and is_finite(as_scalar(value)) and not violated else None
 

@@ -109,12 +109,12 @@ def _make_searcher(tune: TuneConfig, space: Space, seed: int, *, rehearsal: bool
     searcher = _copied(
         "search_alg", given, called(given).rehearsal if rehearsal else lambda: copy.deepcopy(given)
     )
+    if tune.constraints:
+        called(searcher).set_constraints(tune.limits)
     if tune.learn_from is not None or tune.priors:
         called(searcher).learn_from(tune.learn_from, tune.priors, tune.one_metric, tune.one_mode)
     if tune.objectives:
         called(searcher).set_objectives(tune.objectives)
-    if tune.constraints:
-        called(searcher).set_constraints(tune.limits)
     called(searcher).begin(
         space, metric=tune.one_metric, mode=tune.one_mode, num_samples=tune.num_samples, seed=seed
     )

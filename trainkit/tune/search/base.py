@@ -516,8 +516,11 @@ class SearcherWrapper(Searcher):
         self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int
     ) -> None:
         self._keep(space=space, num_samples=num_samples, seed=seed)
-        self._inner.set_constraints(self.constraints)
         self._inner.begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
+
+    def set_constraints(self, constraints: tuple[Constraint, ...]) -> None:
+        self._keep(constraints=constraints)
+        self._inner.set_constraints(constraints)
 
     def resize(self, num_samples: int) -> None:
         self._keep(num_samples=num_samples)
