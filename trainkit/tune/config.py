@@ -64,9 +64,9 @@ class TuneConfig(Settings):
         metric: name of the reported value to optimise, such as "eval/accuracy", or a list of names.
         search_alg: searcher that suggests configurations, or its name. The default, "auto", learns from
             the results if there is one metric and no grid; otherwise it is grid and random search.
-        scheduler: scheduler that stops trials early, or its name. The default is "auto", which learns which
-            trials to stop, where `search_alg` is "auto" and learns from the results of 10 or more samples;
-            otherwise "fifo", which stops no trial.
+        scheduler: scheduler that stops trials early, or its name. None, the default, is "auto", which learns
+            which trials to stop, where `search_alg` is "auto" and learns from the results of 10 or more
+            samples; otherwise "fifo", which stops no trial.
         num_samples: number of samples from the space; a grid is repeated this many times. -1: sample until a
             time budget, a stopper or Ctrl-C ends the experiment, or no untried configuration is left.
         max_concurrent_trials: maximum number of trials that run at once; None or 0: as many as the resources

@@ -75,13 +75,15 @@ def test_a_job_of_three_nodes_runs_trials_and_workers_on_all_of_them(
 ) -> None:
     monkeypatch.setenv("STORAGE", f"{tmp_path / 'results'}")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    # `ray.init` in an earlier test sets this variable for good, and sbatch passes it on to the job.
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     (tmp_path / "job.py").write_text(JOB)
     out = tmp_path / "out"
     with ground.Slurm(tmp_path / "slurm") as slurm:
         options = ("--parsable", "--nodes=3", "--exclusive", "--mem=3900", f"--output={out}")
         job = slurm.run("sbatch", *options, "--wrap", f"{sys.executable} {tmp_path / 'job.py'}")
         slurm.wait_for(job, "COMPLETED", "FAILED", seconds=500)
-    assert eventually(lambda: not ray_processes()), "Ray has ended with its program"
+    assert eventually(lambda: not ray_processes(), 120), f"left: {ray_processes()}"
     found = found_in(out.read_text())
     assert sorted(found["x"]) == list(range(30))
     assert set(found["on"]) == {"n1", "n2", "n3"}

@@ -164,7 +164,7 @@ def test_output_from_before_the_pid_is_known_is_written_without_further_output(f
     output = WorkerOutput(SessionLogs("0123456789abcdef"), False, lambda *_: None, lambda *_: None)
     output.keep(worker, "out", b"all")
     worker.pid = 7
-    output.keep_early(worker)
+    output.keep(worker, "out", b"")
     assert logged(folder, "out") == b"all"
 
 

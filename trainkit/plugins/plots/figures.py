@@ -147,25 +147,17 @@ def curves(
     traces: list[Figure] = []
     others = lines[best:]
     if others:
-        traces.append(
-            {
-                **joined([(line.trial_id, thinned(line.points)) for line in others]),
-                "mode": "lines+markers" if all(len(line.points) == 1 for line in others) else "lines",
-                "name": f"{len(others)} others",
-                "line": {"color": OTHERS, "width": 1},
-                "opacity": max(0.25, min(0.7, 4 / math.sqrt(len(others)))),
-            }
-        )
+        drawn = [(line.trial_id, thinned(line.points)) for line in others]
+        mode_of_all = "lines+markers" if all(len(line.points) == 1 for line in others) else "lines"
+        faint = max(0.25, min(0.7, 4 / math.sqrt(len(others))))
+        name = f"{len(others)} others"
+        traces.append(joined(drawn, OTHERS, 1, mode=mode_of_all, name=name, opacity=faint))
     for place, line in reversed(list(enumerate(lines[:best]))):
         points = thinned(line.points)
-        traces.append(
-            {
-                **joined([(line.trial_id, points)]),
-                "mode": "lines" if len(points) > 1 else "markers",
-                "name": f"{text(line.trial_id)}   {number(line.points[-1][1])}",
-                "line": {"color": BEST[place % len(BEST)], "width": 3 if place == 0 else 2},
-            }
-        )
+        name = f"{text(line.trial_id)}   {number(line.points[-1][1])}"
+        looks = {"name": name, "mode": "lines" if len(points) > 1 else "markers"}
+        width = 3 if place == 0 else 2
+        traces.append(joined([(line.trial_id, points)], BEST[place % len(BEST)], width, **looks))
     values = [up for line in lines for _, up in line.points] if others else []
     return figure_of(
         traces,
@@ -263,17 +255,7 @@ def rungs(
         if (value := before.get(entry.trial_id)) is not None
     ]
     if ways:
-        looks = {"color": BEST[0], "width": 0.8}
-        traces.append(
-            {
-                **joined(ways),
-                "mode": "lines",
-                "line": looks,
-                "opacity": 0.3,
-                "showlegend": False,
-                "hoverinfo": "skip",
-            }
-        )
+        traces.append(joined(ways, BEST[0], 0.8, opacity=0.3, showlegend=False, hoverinfo="skip"))
     for went_on, label in ((False, labels.stayed), (True, labels.went_on)):
         some = [(level, entry) for level in order for entry in levels[level] if entry.went_on is went_on]
         entries = [entry for _, entry in some]
@@ -332,19 +314,10 @@ def lineage(
         log_y: True: use a logarithmic vertical axis.
     """
     traces = [
-        {
-            **joined([(way.trial_id, way.points) for way in ways]),
-            "mode": "lines",
-            "name": "members",
-            "line": {"color": OTHERS, "width": 1.3},
-        },
-        {
-            **joined([("", points) for points in takeovers]),
-            "mode": "lines",
-            "name": "takes over",
-            "line": {"color": BEST[0], "width": 1, "dash": "dot"},
-            "hoverinfo": "skip",
-        },
+        joined([(way.trial_id, way.points) for way in ways], OTHERS, 1.3, name="members"),
+        joined(
+            [("", points) for points in takeovers], BEST[0], 1, "dot", name="takes over", hoverinfo="skip"
+        ),
         path(winner, "path of the best", BEST[1], 3),
     ]
     values = [up for way in ways for _, up in way.points] if mode is not None else []
@@ -493,7 +466,15 @@ def path(
     }
 
 
-def joined(lines: Sequence[tuple[str, Points]], hover: Sequence[str] | None = None) -> Figure:
+def joined(
+    lines: Sequence[tuple[str, Points]],
+    color: str,
+    width: float,
+    dash: str = "solid",
+    *,
+    hover: Sequence[str] | None = None,
+    **looks: Any,
+) -> Figure:
     """Return one trace that contains many lines, separated by gaps."""
     xs: list[float | None] = []
     ys: list[float | None] = []
@@ -513,7 +494,9 @@ def joined(lines: Sequence[tuple[str, Points]], hover: Sequence[str] | None = No
             if hover is None
             else [f"{text(trial_id)}<br>{hover[place]}"] * len(points)
         )
-    return {"type": "scatter", "x": xs, "y": ys, "customdata": ids, "text": words, "hoverinfo": "text"}
+    line = {"color": color, "width": width, **({} if dash == "solid" else {"dash": dash})}
+    data = {"type": "scatter", "x": xs, "y": ys, "customdata": ids, "text": words, "hoverinfo": "text"}
+    return {**data, "mode": "lines", "line": line, **looks}
 
 
 def dots_of(

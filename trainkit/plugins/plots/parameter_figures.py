@@ -80,25 +80,15 @@ def parallel(
     for shade, group in enumerate(groups):
         share = shade / max(1, len(groups) - 1)
         lines = [(trials.trial_ids[place], _across(scales, place)) for place in group]
-        traces.append(
-            {
-                **joined(lines, hover=[_words(every, place) for place in group]),
-                "mode": "lines",
-                "line": {"color": _viridis(share), "width": 1 + share},
-                "opacity": 0.35 + 0.5 * share,
-                "showlegend": False,
-            }
-        )
+        looks: dict[str, Any] = {"opacity": 0.35 + 0.5 * share, "showlegend": False}
+        hover = [_words(every, place) for place in group]
+        traces.append(joined(lines, _viridis(share), 1 + share, hover=hover, **looks))
     for rank, place in reversed(list(enumerate(reversed(order[named:])))):
         trial_id = trials.trial_ids[place]
-        traces.append(
-            {
-                **joined([(trial_id, _across(scales, place))], hover=[_words(every, place)]),
-                "mode": "lines",
-                "line": {"color": BEST[(rank + 1) % len(BEST)], "width": 3.5 if rank == 0 else 2},
-                "name": text(trial_id) if rank else f"best: {text(trial_id)}",
-            }
-        )
+        name = text(trial_id) if rank else f"best: {text(trial_id)}"
+        color, width = BEST[(rank + 1) % len(BEST)], 3.5 if rank == 0 else 2
+        line, words = [(trial_id, _across(scales, place))], [_words(every, place)]
+        traces.append(joined(line, color, width, hover=words, name=name))
     ticks = [
         {
             "x": place,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, overload
 
 from trainkit.errors import ConfigError, MetricError
 from trainkit.registry import loaded
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     import optuna
     import pandas
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MAX_ROWS = 10
 """Maximum number of trials in the table of a grid."""
@@ -451,17 +450,7 @@ class ResultGrid(Sequence[Result]):
             )
             return study
 
-    @overload
-    def plot(
-        self, kind: str = ..., *, ax: Axes | None = ..., backend: Literal["matplotlib"] = ..., **options: Any
-    ) -> Figure: ...
-
-    @overload
-    def plot(self, kind: str = ..., *, backend: Literal["plotly"], **options: Any) -> Any: ...
-
-    def plot(
-        self, kind: str = "curves", *, ax: Axes | None = None, backend: str = "matplotlib", **options: Any
-    ) -> Any:
+    def plot(self, kind: str = "curves", *, ax: Axes | None = None, **options: Any) -> Any:
         """Draw the experiment with Matplotlib or Plotly.
 
         Args:
@@ -482,7 +471,7 @@ class ResultGrid(Sequence[Result]):
             MetricError: no trial reported the metric.
             MissingDependencyError: matplotlib or plotly is not installed.
         """
-        return loaded("trainkit.plots", "results")(self, kind, ax=ax, backend=backend, **options)
+        return loaded("trainkit.plots", "results")(self, kind, ax=ax, **options)
 
     def _metric_and_mode(self, metric: str | None, mode: str | None) -> tuple[str, str]:
         return what_is_best(metric, mode, (self.metric, self.mode), self.objectives)

@@ -427,8 +427,3 @@ class WorkerOutput:
         except OSError as error:
             self._logs_fail = True
             self._notify(DRIVER, Waits(f"output of workers is no longer written to files: {error}"))
-
-    def keep_early(self, worker: WorkerRecord) -> None:
-        """Write the output that a worker printed before its pid was known."""
-        for kind in ("out", "err"):
-            self.keep(worker, kind, b"")

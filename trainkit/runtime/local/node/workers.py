@@ -418,11 +418,10 @@ class WorkerProcesses:
     def _forked(self, worker: records.WorkerRecord, pid: int) -> None:
         worker.pid = pid
         self._by_pid[pid] = worker
-        self._output.keep_early(worker)
-        if worker.ending:
-            process.kill(pid)
-        elif worker.interrupted:
-            process.kill(pid, signal.SIGINT)
+        for kind in ("out", "err"):  # the output that the worker printed before its pid was known
+            self._output.keep(worker, kind, b"")
+        if worker.ending or worker.interrupted:
+            process.kill(pid, signal.SIGKILL if worker.ending else signal.SIGINT)
 
     def _not_started(self, serial: int, reason: str) -> None:
         worker = self._starting.pop(serial).worker
@@ -430,11 +429,9 @@ class WorkerProcesses:
 
     def _template_gone(self, imports: Imports) -> None:
         """Have the plain template fork the pending workers of a template that has ended."""
-        if self._loop.stopping:  # all templates are killed, and no other template may be started
-            return
         self._mute_ends += not imports
         for serial, starting in list(self._starting.items()):
-            if starting.imports != imports:
+            if starting.imports != imports or self._loop.stopping:  # a session that ends starts nothing
                 continue
             if self._mute_ends <= _MOST_MUTE_ENDS:
                 self._ask_again(serial)
